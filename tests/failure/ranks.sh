@@ -79,14 +79,10 @@ expect "a rank misses a control call" "rank [01]: waiting in exchange of 'test' 
   -x FSDP_TIMEOUT=2 -np 3 "$program" control
 
 # SIGTERM to a waiting rank.
-mpirun --oversubscribe --bind-to none -np 3 "$program" sigterm > output 2>&1 &
-launcher=$!
-for _ in $(seq 600); do
-  waiting=$(sed -n 's/^waits: process //p' output | head -1)
-  [ -n "$waiting" ] && break
-  sleep 0.1
-done
-kill -TERM "$waiting"
+start mpirun --oversubscribe --bind-to none -np 3 "$program" sigterm
+launcher=$run
+wait_for grep -q '^waits: process ' output
+kill -TERM "$(sed -n 's/^waits: process //p' output | head -1)"
 for _ in $(seq 600); do
   kill -0 "$launcher" 2> /dev/null || break
   sleep 0.1

@@ -169,12 +169,8 @@ refuses "vocabulary" "$nanogpt" sample --out_dir=other
 
 # --- a file that becomes shorter while it is read -----------------------------------------------------------------------------
 dataset cut
-"$nanogpt" train "${small[@]}" --dataset=cut --out_dir=cut --max_iters=100000000 > output 2>&1 &
-run=$!
-for _ in $(seq 300); do
-  if grep -q '^iter 1:' output; then break; fi
-  sleep 0.1
-done
+start "$nanogpt" train "${small[@]}" --dataset=cut --out_dir=cut --max_iters=100000000
+wait_for grep -q '^iter 1:' output
 : > data/cut/train.bin
 wait "$run"
 [[ $? -eq 1 ]] || fail "data that were cut: not 1"

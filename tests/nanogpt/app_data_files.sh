@@ -45,8 +45,7 @@ refuses "'val_data': --data reads standard input already" "$nanogpt" prepare --d
 # --- signals: prepare waits for a pipe that nobody writes to, or reads ----------------------------------------------------------
 mkfifo nobody
 for signal in INT TERM HUP; do
-  env --default-signal="$signal" "$nanogpt" prepare --dataset=new --data=nobody >output 2>&1 &
-  run=$!
+  start env --default-signal="$signal" "$nanogpt" prepare --dataset=new --data=nobody
   wait_for test -d data/new || fail "prepare does not begin"
   if [[ $signal == INT ]]; then
     refuses "'data/new' is locked: another prepare is writing there: wait for it, or choose another --dataset" "$nanogpt" prepare --dataset=new --data=text
@@ -58,8 +57,7 @@ for signal in INT TERM HUP; do
   if grep -q __tsan_init "$nanogpt"; then rm -rf data/new; else check "$signal leaves the folder" test ! -e data/new; fi
 done
 mkdir -p data/old && mkfifo data/old/meta.json.tmp # where it waits: all other files are there under their temporary names
-env --default-signal=INT "$nanogpt" prepare --dataset=old --data=text >output 2>&1 &
-run=$!
+start env --default-signal=INT "$nanogpt" prepare --dataset=old --data=text
 wait_for test -e data/old/val.bin.tmp || fail "prepare does not come to val.bin"
 kill -s INT "$run"
 wait "$run"
@@ -108,8 +106,7 @@ for launch in "${launches[@]}"; do
   command=("$nanogpt" train "${small[@]}" --dataset=changing --out_dir="changing$launch" --max_iters=100000000)
   if [[ $launch == mpirun ]]; then command=(mpirun --oversubscribe --bind-to none -n 2 "${command[@]}"); fi
   if [[ $launch == --* ]]; then command+=("$launch"); fi
-  patiently 120 "${command[@]}" >output 2>&1 &
-  run=$!
+  start patiently 120 "${command[@]}"
   wait_for grep -q '^iter 1:' output || fail "'$launch': does not train"
   head -c "$(wc -c <data/d/train.bin)" /dev/zero | tr '\0' '\377' | dd of=data/changing/train.bin conv=notrunc 2>/dev/null
   wait "$run"

@@ -198,13 +198,11 @@ expect "continues from the snapshot" 1 "$(grep -c '^resuming from .*/step-8\..* 
 same lost
 
 # --- asked to stop: saved at the second attempt ---------------------------------------------------------------------------------
+: >output
 env LD_PRELOAD="$PWD/faults.so" FAIL_CALL=write FAIL_PATH=.partial/rank- FAIL_ERRNO=$no_space FAIL_COUNT=1 \
   "$nanogpt" train "${small[@]}" --max_iters=1000000 --eval_interval=1000000 --out_dir=asked >output 2>errors &
 run=$!
-for _ in $(seq 600); do
-  if grep -q '^iter 3:' output; then break; fi
-  sleep 0.1
-done
+wait_for grep -q '^iter 3:' output
 kill -TERM "$run"
 wait "$run"
 expect "ended with" 85 $?

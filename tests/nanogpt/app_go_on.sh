@@ -55,8 +55,8 @@ trains_again() { sed '1,/^resuming from/d' output | grep -q '^iter '; }
 
 # starts OUT_DIR RANKS LEAST: starts a run without an end, as job
 starts() {
-  "$script" --ranks="$2" --least="$3" mpirun -- "$nanogpt" train "${settings[@]}" --max_iters=1000000 --out_dir="$1" > output 2>&1 &
-  job=$!
+  start "$script" --ranks="$2" --least="$3" mpirun -- "$nanogpt" train "${settings[@]}" --max_iters=1000000 --out_dir="$1"
+  job=$run
 }
 # ends_with_85: waits for job
 ends_with_85() {

@@ -71,14 +71,8 @@ refuses "'weights' holds a run already (model.safetensors): --overwrite starts" 
 long=("${small[@]}" --max_iters=1000000 --eval_interval=1000000 --log_interval=1)
 begin() { # begin REGEX COMMAND...: starts it, as $run, and waits for a line
   rm -rf out
-  : >output
-  "${@:2}" >output 2>&1 &
-  run=$!
-  for _ in $(seq 600); do
-    if grep -qE "$1" output; then return; fi
-    sleep 0.1
-  done
-  fail "no line '$1': ${*:2}"
+  start "${@:2}"
+  wait_for grep -qE "$1" output || fail "no line '$1': ${*:2}"
 }
 ended() { # ended CODE: the run does so by itself
   wait "$run"
@@ -106,12 +100,8 @@ done
 mkfifo unread
 for ranks in 1 2; do
   rm -rf out
-  "$nanogpt" train "${long[@]}" --out_dir=out --ranks=$ranks --log_json=unread >output 2>&1 &
-  run=$!
-  for _ in $(seq 600); do
-    if [[ -e out/.train.lock ]]; then break; fi
-    sleep 0.1
-  done
+  start "$nanogpt" train "${long[@]}" --out_dir=out --ranks=$ranks --log_json=unread
+  wait_for test -e out/.train.lock
   kill -TERM "$run"
   ended 143
   check "says other things" test "$(cat output)" = "nanogpt: SIGTERM: stopping before the first step; nothing was saved"
@@ -122,10 +112,7 @@ rm -rf out
 train "${small[@]}" --max_iters=10 --eval_interval=20 --out_dir=out
 cp -r out part
 begin '^resuming from' env "$nanogpt" train "${small[@]}" --max_iters=21 --eval_interval=20 --eval_iters=100000000 --init_from=resume --out_dir=part
-for _ in $(seq 600); do
-  if grep -q '"iter":19' part/log.jsonl; then break; fi
-  sleep 0.1
-done
+wait_for grep -q '"iter":19' part/log.jsonl
 kill -TERM "$run"
 ended 85
 says "asked to stop: saved in part before iteration 20"

@@ -37,9 +37,8 @@ done
 loses() {
   local run
   rm -rf several
-  patiently 120 machines_run "2 2" mpirun "$nanogpt" train "${small[@]}" --max_iters=100000 --log_interval=1 --collective_timeout=5 \
-    --out_dir=several >output 2>&1 &
-  run=$!
+  start patiently 120 machines_run "2 2" mpirun "$nanogpt" train "${small[@]}" --max_iters=100000 --log_interval=1 --collective_timeout=5 \
+    --out_dir=several
   wait_for grep -q '^iter 5:' output
   "$1" 1
   # What mpirun waits for may never come; ranks end by themselves.

@@ -104,19 +104,13 @@ check "evaluating has written files" cmp before <(cd whole && find . -type f ! -
 # One run at a time, and no export over one.
 "$nanogpt" train "${small[@]}" --max_iters=1000000 --out_dir=busy >busy.output 2>&1 &
 first=$!
-for _ in $(seq 600); do
-  if [[ -e busy/log.jsonl ]]; then break; fi
-  sleep 0.1
-done
+wait_for test -e busy/log.jsonl
 ends_in_error "$nanogpt" train "${small[@]}" --out_dir=busy --ranks=2
 grep -q "'busy/.train.lock' is locked: another run is training in the folder" output || fail "two runs in one folder"
 # A start that goes on with the run waits for it: the run may have just been lost.
 "$nanogpt" train "${small[@]}" --max_iters=1 --out_dir=busy --init_from=auto --ranks=2 >waits.output 2>&1 &
 second=$!
-for _ in $(seq 600); do
-  if grep -q "is locked" waits.output; then break; fi
-  sleep 0.1
-done
+wait_for grep -q "is locked" waits.output
 kill "$first"
 wait "$first"
 check "does not go on when the run has ended" wait "$second"
@@ -134,17 +128,12 @@ else
 fi
 # begin DIR FLAG...: starts a run; $run is mpirun, or the run itself
 begin() {
-  : >output
-  "${mpi[@]}" "$nanogpt" train "${small[@]}" --out_dir="$1" "${@:2}" >output 2>&1 &
-  run=$!
+  start "${mpi[@]}" "$nanogpt" train "${small[@]}" --out_dir="$1" "${@:2}"
 }
 ranks() { if ((${#mpi[@]})); then pgrep -P "$run" -x nanogpt; else echo "$run"; fi; }
 # One rank is asked to stop.
 begin asked --max_iters=1000000
-for _ in $(seq 600); do
-  if grep -q '^iter 6:' output; then break; fi
-  sleep 0.1
-done
+wait_for grep -q '^iter 6:' output
 kill -USR1 "$(ranks | tail -n 1)"
 wait "$run"
 check "asked to stop, it ended with $?" test $? -eq 85

@@ -52,10 +52,8 @@ resumed_at() { sed -n 's/^resuming from .* at iteration \([0-9]*\)$/\1/p' output
 
 # A run of 4 ranks on two nodes with a checkpoint of iteration 10, all of which are killed later.
 on aabb "$nanogpt" train "${small[@]}" --max_iters=9 --out_dir=out || fail "the beginning"
-: >output
 begun=(env FSDP_SNAPSHOT_NODE=a "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --max_iters=1000000 --out_dir=out)
-mpirun -n 2 "${begun[@]}" : -n 2 "${begun[@]/NODE=a/NODE=b}" >output 2>&1 &
-run=$!
+start mpirun -n 2 "${begun[@]}" : -n 2 "${begun[@]/NODE=a/NODE=b}"
 for _ in $(seq 1200); do # each node alone suffices, and is newer than the checkpoint
   if (($(whole_on a) > 10 && $(whole_on b) > 10)); then break; fi
   sleep 0.05

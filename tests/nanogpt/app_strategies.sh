@@ -114,12 +114,8 @@ for otherwise in --temperature=0 --top_p=1e-6 --top_k=1; do
 done
 
 # A run that was stopped before it had whole weights can be sampled from: what its tokens are lies there already.
-"$nanogpt" train "${small[@]}" --out_dir=stopped --max_iters=1000000 --eval_interval=1000000 --log_interval=1 >output 2>&1 &
-run=$!
-for _ in $(seq 600); do
-  if grep -q '^iter 3:' output; then break; fi
-  sleep 0.1
-done
+start "$nanogpt" train "${small[@]}" --out_dir=stopped --max_iters=1000000 --eval_interval=1000000 --log_interval=1
+wait_for grep -q '^iter 3:' output
 kill -USR1 $run
 wait $run
 check "asked to stop, it ended with $?" test $? -eq 85

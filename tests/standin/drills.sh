@@ -71,10 +71,7 @@ drill() { # drill NAME
     recovery) start_by_mpirun "$1" --enable-recovery ;;
     *) start_by_variables "$1" "$victim" ;;
   esac
-  for _ in $(seq 600); do
-    if grep -q '^iter 3:' of_0; then break; fi
-    sleep 0.1
-  done
+  wait_for grep -q '^iter 3:' of_0
   cat of_* >output
   check "$1: did not train" grep -q '^iter 3:' of_0
   case $1 in

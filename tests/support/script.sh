@@ -45,6 +45,13 @@ check() { # check WHAT COMMAND...
   checks=$((checks + 1))
   "$@" || fail "$what"
 }
+# start COMMAND...: as process $run, in the background. `output` is emptied first: who looks there for what the command prints
+# must not find what another one has printed.
+start() {
+  : >output
+  "$@" >output 2>&1 &
+  run=$!
+}
 wait_for() { # wait_for COMMAND...: until it succeeds, a minute at most
   for _ in $(seq 600); do
     if "$@" 2>/dev/null; then return 0; fi
