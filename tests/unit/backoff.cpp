@@ -102,7 +102,7 @@ TEST_CASE("a wait that is asked to end says so, unless another has said more", "
 }
 
 TEST_CASE("a wait outlasts a stop of the process, and the clock of deadlines stands still meanwhile", "[backoff]") {
-  using fsdp::host::AwakeClock;
+  using fsdp::AwakeClock;
   auto const child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {
@@ -142,7 +142,7 @@ TEST_CASE("a wait outlasts a stop of the process, and the clock of deadlines sta
 }
 
 TEST_CASE("the clock of deadlines counts a long call in full, though nobody looks meanwhile", "[backoff]") {
-  using fsdp::host::AwakeClock;
+  using fsdp::AwakeClock;
   auto const begin = AwakeClock::now();
   {
     AwakeClock::LongCall const call;

@@ -10,6 +10,7 @@
 #include <system_error>
 #include <thread>
 
+#include "fsdp/awake_clock.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
 #include "transformer/run/choices.hpp"
@@ -92,12 +93,12 @@ void wait_for_out_dir(Prepared& ready) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return;
   auto const patience = std::min<std::chrono::nanoseconds>(std::chrono::minutes(2), fsdp::host::wait_deadline() / 2);
-  auto const until = fsdp::host::AwakeClock::now() + patience;
+  auto const until = fsdp::AwakeClock::now() + patience;
   for (bool has_said = false;; has_said = true) try {
       ready.lock = locked(path);
       return;
     } catch (fsdp::ResourceError const& taken) {
-      if (fsdp::host::AwakeClock::now() >= until) throw;
+      if (fsdp::AwakeClock::now() >= until) throw;
       if (!has_said) {
         fmt::print("{}; waiting for up to {} s\n", taken.what(),
                    std::chrono::floor<std::chrono::seconds>(patience).count());

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/awake_clock.hpp"
 #include "fsdp/checkpoint/agreement.hpp"
 #include "fsdp/checkpoint/host_copy.hpp"
 #include "fsdp/checkpoint/save.hpp"
@@ -167,7 +168,7 @@ class BackgroundSaver {
   /// what is missing.
   template <class S>
   void wait_for_files(S const& now) const {
-    using Clock = host::AwakeClock;
+    using Clock = AwakeClock;
     auto const complete = [&now] {
       Clock::LongCall const call;  // the file system may be slow
       return now.complete();

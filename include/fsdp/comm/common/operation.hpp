@@ -73,7 +73,7 @@ struct Operation {
 
 /// @param who  "rank 2": this rank    @param waited  until now
 [[gnu::cold]] inline std::string waiting_text(std::string_view who, Operation const& operation,
-                                              host::AwakeClock::duration waited) {
+                                              AwakeClock::duration waited) {
   auto where = operation;
   where.label.since = {};  // for ranks that disagree: these do not, or would have been told
   return formatted("{}: waiting in {}, {}", who, where.describe(), host::elapsed_text(waited));

@@ -27,7 +27,7 @@
 
 namespace fsdp::bootstrap {
 
-using Clock = host::AwakeClock;
+using Clock = AwakeClock;
 
 namespace detail {
 
@@ -60,7 +60,7 @@ class Addresses {
     hints.ai_family = AF_UNSPEC;
     hints.ai_socktype = SOCK_STREAM;
     hints.ai_flags = flags | AI_NUMERICSERV;
-    host::AwakeClock::LongCall const call;
+    AwakeClock::LongCall const call;
     error_ = ::getaddrinfo(host, std::to_string(port).c_str(), &hints, &list_);
   }
   Addresses(Addresses const&) = delete;

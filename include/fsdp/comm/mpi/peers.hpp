@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/awake_clock.hpp"
 #include "fsdp/comm/common/call_note.hpp"
 #include "fsdp/comm/common/operation.hpp"
 #include "fsdp/comm/mpi/control.hpp"
@@ -29,7 +30,7 @@ namespace fsdp::mpi::detail {
 
 /// The stage of a collective for which a rank waits.
 struct Awaited {
-  using Time = host::AwakeClock::time_point;
+  using Time = AwakeClock::time_point;
 
   comm::Operation operation;      ///< in which it waits; its texts live as long as this
   std::uint32_t number = 0;       ///< of its call: CallNumbers::own
@@ -158,7 +159,7 @@ class Peers {
   /// A waiting thread calls it now and then: looks for peers that will never come.
   /// @throws OrderError, PeerError
   void look_around(Awaited& awaited) {
-    auto const now = host::AwakeClock::now();
+    auto const now = AwakeClock::now();
     if (now < awaited.next_look || !has_control_) return;
     if (awaited.first_look == Awaited::Time{}) awaited.first_look = now;
     awaited.next_look = now + std::chrono::milliseconds(10);

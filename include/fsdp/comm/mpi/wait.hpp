@@ -109,12 +109,12 @@ void wait_until(int rank, comm::Operation const& operation, std::chrono::millise
     Counted(Counted const&) = delete;
     Counted& operator=(Counted const&) = delete;
   } const counted;
-  auto const since = host::AwakeClock::now();
+  auto const since = AwakeClock::now();
   host::YieldPhase yields;  // also where pause() would sleep: a yield is cheaper to end
   while (!done()) {
     if (yields.yield()) continue;
     bool const terminated = host::termination_requested();
-    auto const elapsed = host::AwakeClock::now() - since;
+    auto const elapsed = AwakeClock::now() - since;
     if (terminated || elapsed > timeout) {
       while (host::detail::reported.exchange(true)) ::pause();  // another thread speaks for this rank
       write_error(formatted("{}; missing ranks: {}; {}\n",

@@ -33,7 +33,7 @@ namespace fsdp::nccl {
 /// frees a host thread that waits for a device that waits for a lost peer.
 class Watch {
  public:
-  using Clock = host::AwakeClock;
+  using Clock = AwakeClock;
 
   /// @param who "rank 2 of 8 (cuda:2)"
   Watch(std::string who, int device, std::chrono::milliseconds timeout)
