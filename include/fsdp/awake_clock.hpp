@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The clock of deadlines, which stands still while the process is stopped: see docs/adr/0031-deadlines-count-time-awake.md.
+// The clock of deadlines, which stands still while the process is stopped:
+// see docs/adr/0031-deadlines-count-time-awake.md.
 #pragma once
 
 #include <atomic>

@@ -80,18 +80,14 @@ expect "a rank misses a control call" "rank [01]: waiting in exchange of 'test' 
 
 # SIGTERM to a waiting rank.
 start mpirun --oversubscribe --bind-to none -np 3 "$program" sigterm
-launcher=$run
 wait_for grep -q '^waits: process ' output
 kill -TERM "$(sed -n 's/^waits: process //p' output | head -1)"
-for _ in $(seq 600); do
-  kill -0 "$launcher" 2> /dev/null || break
-  sleep 0.1
-done
-if kill -0 "$launcher" 2> /dev/null; then
+has_ended() { ! kill -0 "$run"; }
+wait_for has_ended || {
   fail "SIGTERM while waiting: still running"
-  kill -KILL "$launcher"
-fi
-wait "$launcher" && fail "SIGTERM while waiting: the run claims success"
+  kill -KILL "$run"
+}
+wait "$run" && fail "SIGTERM while waiting: the run claims success"
 grep -Eq "rank [01]: waiting in all_gather 3 of 4096 fp32 for unit 'block.1' \(forward\) on 'world', for .* s, since $date; missing ranks: 2; asked to terminate" \
   output || fail "SIGTERM while waiting: no message"
 nothing_left "SIGTERM while waiting"

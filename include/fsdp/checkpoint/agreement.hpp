@@ -24,8 +24,8 @@ inline std::string error_or_first(std::vector<std::string> const& texts) {
   return texts[0];
 }
 
-/// Runs `act()` and says how it ended: "=" and the text that it returned, or "R" (a ResourceError) or "C" and the text of its
-/// error.
+/// Runs `act()` and says how it ended: "=" and the text that it returned, or "R" (a ResourceError) or "C" and the text
+/// of its error.
 template <class Act>
 std::string ending_of(Act&& act) {
   try {
