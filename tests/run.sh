@@ -5,8 +5,8 @@
 #
 #   tests/run.sh [--all] [--full] [--no-install] [--only=REGEX | --changed[=COMMIT]]
 #
-#   --all          also both sanitizers, the CUDA programs (compiled by nvcc, and run on stand-ins), and the tests of
-#                  compilers and of the package; warnings are errors
+#   --all          also both sanitizers, the CUDA programs (compiled by nvcc, and run on stand-ins), the benchmarks, and the
+#                  tests of compilers, of the package and of the documents' code; warnings are errors
 #   --full         also the tests with the label `full` (minutes each)
 #   --no-install   never calls apt-get
 #   --only=REGEX   builds and runs only the host's tests that match REGEX
@@ -106,14 +106,22 @@ run_tests() {
   if ((all)); then ctest --preset "$1" -j "$jobs" | with_longest_tests; else ctest --preset "$1" -j "$jobs"; fi || failed+=("$1")
 }
 
-build() { # build PRESET [TARGET [cmake arguments...]]
-  local preset=$1 target=${2:-all}
+# programs_of ARGUMENT...: the targets that the tests need which ctest chooses with these arguments. CMake lists those of each test.
+programs_of() {
+  ctest -N "$@" 2> /dev/null | sed -nE 's/^ *Test +#[0-9]+: ([^ ]+).*/\1/p' |
+    awk 'NR == FNR { chosen[$1]; next } $1 in chosen { for (i = 2; i <= NF; ++i) print $i }' - build/cpu/test_targets.txt | sort -u
+}
+
+build() { # build PRESET [TARGET [cmake arguments...]]; with the target `tested`, what the preset's tests need
+  local preset=$1 target=${2:-all} targets
   say "preset $preset: build $target"
   # Configuring by preset turns tests on again, which examples/*/run.sh turns off in the same folder.
   configure "$preset" "-DFSDP_WERROR=$warnings" "${@:3}"
   local log=build/$preset/.ninja_log known=0
   if [[ -e $log ]]; then known=$(wc -l < "$log"); fi
-  cmake --build "build/$preset" -j "$jobs" --target "$target"
+  targets=("$target")
+  if [[ $target == tested ]]; then mapfile -t targets < <(programs_of --preset "$preset"); fi
+  cmake --build "build/$preset" -j "$jobs" --target "${targets[@]}"
   if ((all)) && [[ -e $log ]]; then
     echo "longest edges, in seconds:"
     tail -n "+$((known + 1))" "$log" | awk '$2 > 0 { printf "%8.1f  %s\n", ($2 - $1) / 1000, $4 }' | sort -rn | sed -n 1,10p
@@ -125,14 +133,12 @@ if [[ -n $only ]]; then
   configure cpu "-DFSDP_WERROR=$warnings" "${host[@]}"
   chosen=(-R "$only")
   if [[ -n $changed ]]; then chosen+=(-LE '^full$'); fi
-  # CMake lists the targets of each test.
-  mapfile -t programs < <(ctest --test-dir build/cpu -N "${chosen[@]}" 2> /dev/null | sed -nE 's/^ *Test +#[0-9]+: ([^ ]+).*/\1/p' |
-    awk 'NR == FNR { chosen[$1]; next } $1 in chosen { for (i = 2; i <= NF; ++i) print $i }' - build/cpu/test_targets.txt | sort -u)
+  mapfile -t programs < <(programs_of --test-dir build/cpu "${chosen[@]}")
   if ((${#programs[@]})); then cmake --build build/cpu -j "$jobs" --target "${programs[@]}"; fi
   exec ctest --test-dir build/cpu --output-on-failure --no-tests=error -j "$jobs" "${chosen[@]}"
 fi
 
-build cpu all "${host[@]}"
+if ((all || full)); then build cpu all "${host[@]}"; else build cpu tested "${host[@]}"; fi
 if ((all)); then
   for sanitizer in asan tsan; do
     build $sanitizer

@@ -187,7 +187,8 @@ void check_shapes(double unit) {
   check(Case<T>(64, 100), unit);
   check(Case<T>(96, 59), unit);
   check(Case<T>(256, 30), unit);
-  for (std::int64_t const length : {447, 464, 910}) check(Case<T>(32, length, 0, 0, 1), unit);
+  auto const long_ones = fsdp::testing::sanitized ? std::vector{464} : std::vector{447, 464, 910};
+  for (std::int64_t const length : long_ones) check(Case<T>(32, length, 0, 0, 1), unit);
   for (std::int64_t const position : {1, 15, 64, 437}) check(Case<T>(32, 23, position, 3), unit);
 }
 

@@ -3,7 +3,7 @@
 # The C trainer of docs/adopting.md: the page's diff adds at most 60 lines, and patch takes it. Compiled with -Ofast by g++, on 1, 2
 # and 3 threads, the losses are those of the C program within 1e-6, and the engine has reserved what was planned. With
 # FSDP_ADOPTED_PROCESSES=1 so it is on processes, compiled by clang++ where there is one. A copy of a pointer, used in another
-# scope, is a report of AddressSanitizer. fmt's library is linked where there is one, which compiles less.
+# scope, is a report of AddressSanitizer; that program links the suite's fsdp::compiled.
 # timeout: 900
 set -euo pipefail
 source=${FSDP_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
@@ -14,8 +14,8 @@ cd "$work"
 cp "$source/examples/adopt_c_trainer/train_gpt.c" .
 . "$source/tests/support/mpirun.sh"
 [[ ${FSDP_FMT_INCLUDE:-/usr/include} == /usr/include ]] || export CPLUS_INCLUDE_PATH=$FSDP_FMT_INCLUDE
-. "$source/tests/support/fmt_library.sh"
-find_fmt_library "${CXX:-g++}"
+. "$source/tests/support/libraries.sh"
+find_compiled_libraries "${CXX:-g++}"
 die() { printf '%s\n' "$1"; exit 1; }
 
 # apply FROM TO: the page's diff between these files.
@@ -70,7 +70,7 @@ fi
 sed 's/^    auto full = model->units\[1 + l\].forward();/&\n    static thread_local float* kept;\n    if (l == 0) kept = params.ln1w;/
      s/params\.ln1w + l \* C, params\.ln1b + l \* C, rows, C);/(l == 2 ? kept : params.ln1w + l * C), params.ln1b + l * C, rows, C);/' train_gpt.cpp >stale.cpp
 (($(diff train_gpt.cpp stale.cpp | grep -c '^>') == 3)) || die "the page's trainer has no such lines"
-"${CXX:-g++}" -std=c++20 -O0 -g1 -fsanitize=address -I "$source/include" -pthread stale.cpp $fmt_define $fmt_link -o stale
+"${CXX:-g++}" -std=c++20 -O0 -g1 -fsanitize=address -I "$source/include" -pthread stale.cpp $fmt_define $compiled_define $fmt_link -o stale
 ! ./stale gpt.bin 1 >printed 2>&1 || die "a pointer of another scope is used in silence"
 grep -q 'ERROR: AddressSanitizer: SEGV' printed && grep -q 'in layernorm_forward' printed || die "$(head -n 20 printed)"
 echo "a pointer of another scope: $(grep -m 1 'ERROR: AddressSanitizer' printed | cut -c 1-60)"

@@ -23,8 +23,8 @@ trap 'rm -rf "$folder"' EXIT
 flags=(-std=c++20 -Wall -Wextra -Wshadow -Wno-unused-variable -Wno-unused-parameter -Wno-unused-but-set-variable -Werror -pthread -Iinclude -I. -Iexamples/mlp)
 [[ ${FSDP_FMT_INCLUDE:-/usr/include} == /usr/include ]] || flags+=(-isystem "$FSDP_FMT_INCLUDE")
 
-. tests/support/fmt_library.sh
-find_fmt_library "$compiler"
+. tests/support/libraries.sh
+find_compiled_libraries "$compiler"
 flags+=($fmt_define)
 
 failed=0 compiled=0 not_compiled=0 without_torch=0
@@ -154,7 +154,7 @@ for part in "${!count[@]}"; do
     IFS=: read -ra torch_folders <<<"$FSDP_LIBTORCH_INCLUDES"
     for torch_folder in "${torch_folders[@]}"; do mode+=(-isystem "$torch_folder"); done
   elif ((${#programs[@]})); then
-    mode=(-O0 -ffunction-sections -Wl,--gc-sections -o "$folder/programs") # preludes may use functions that nobody defines
+    mode=(-O0 $compiled_define -ffunction-sections -Wl,--gc-sections -o "$folder/programs") # preludes may use functions that nobody defines
   fi
   compiles "${count[$part]}" "one of ${count[$part]} blocks" "$compiler" "${mode[@]}" -include "$folder/$part.hpp" "$folder/$part.cpp" $fmt_link || continue
   [[ $part == headers ]] || continue

@@ -13,12 +13,12 @@
 #   ```sh     is run, with $FSDP naming this repository
 #   ```text   is what the last ```sh printed: the same words, and numbers with a decimal point within a thousandth or one in
 #             the last digit, for compilers may contract products and sums
-# Compiling takes the most time. So -O2 is replaced by $FSDP_PASTED_LEVEL (-O0 unless set), fmt's library is linked where there
-# is one, and a file is compiled and linked by two commands with the flags shown, for a cache knows only compilations.
+# Compiling takes the most time. So -O2 is replaced by $FSDP_PASTED_LEVEL; unless that is set, by -O0 and the suite's
+# fsdp::compiled. fmt's library is linked where there is one. A file is compiled and linked by two commands with the flags
+# shown, for a cache knows only compilations.
 # Arguments: the pages to look at instead of both.
 set -euo pipefail
 export FSDP=${FSDP_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
-level=${FSDP_PASTED_LEVEL:--O0}
 most_compiled=10  # calls of a compiler, by all pages together: they take time
 least_compared=8  # outputs: fewer means that this script no longer finds them
 pages=("$FSDP/docs/tutorial.md" "$FSDP/docs/adopting.md")
@@ -29,8 +29,9 @@ done
 [[ ${FSDP_FMT_INCLUDE:-/usr/include} == /usr/include ]] || export CPLUS_INCLUDE_PATH=$FSDP_FMT_INCLUDE
 
 launcher=$FSDP/cmake/compiler_launcher.sh
-. "$FSDP/tests/support/fmt_library.sh"
-find_fmt_library g++
+. "$FSDP/tests/support/libraries.sh"
+find_compiled_libraries g++
+if [[ -n ${FSDP_PASTED_LEVEL:-} ]]; then level=$FSDP_PASTED_LEVEL; else level="-O0${compiled_define:+ $compiled_define}"; fi
 
 # Two ranks, on whatever machine and as whoever this is.
 . "$FSDP/tests/support/mpirun.sh"

@@ -10,7 +10,7 @@ rm -rf "$work"
 mkdir -p "$work"
 here=$FSDP_SOURCE/tests/fast_math
 launcher=$FSDP_SOURCE/cmake/compiler_launcher.sh
-. "$FSDP_SOURCE/tests/support/fmt_library.sh"
+. "$FSDP_SOURCE/tests/support/libraries.sh"
 include=(-I "$FSDP_SOURCE/include" -idirafter "$FSDP_FMT_INCLUDE")
 failed=0
 complain() {

@@ -34,7 +34,7 @@ level=-O0 # compiling takes longest, unless there is much to run
 if ((runs > 50000)); then level=-O1; fi
 flags=(-std=c++20 $level -g1 -fsanitize=address,undefined -fno-sanitize-recover=all
   -I"$source" -I"$source/include" -I"$source/examples" -I"$source/examples/nanogpt")
-. "$source/tests/support/fmt_library.sh"
+. "$source/tests/support/libraries.sh"
 find_fmt_library "$clang"
 flags+=("${fmt_define:--DFMT_HEADER_ONLY}")
 

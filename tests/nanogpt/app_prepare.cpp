@@ -23,6 +23,7 @@
 #include "tests/nanogpt/gpt2_cases.hpp"
 #include "tests/support/byte_pair_files.hpp"
 #include "tests/support/messages.hpp"
+#include "tests/support/sanitized.hpp"
 #include "tests/support/temporary_folder.hpp"
 #include "transformer/data/corpus.hpp"
 #include "transformer/data/dataset.hpp"
@@ -114,6 +115,7 @@ TEST_CASE("symbols are numbered by code point and meta.json says so both ways") 
 }
 
 TEST_CASE("more than 65,535 symbols take uint32 and meta.json says so") {
+  if (fsdp::testing::has_thread_sanitizer) return;  // slow, and the threads are those of the other cases
   Folder const folder;
   std::string text;
   for (char32_t code = 0; code < 70000; ++code)

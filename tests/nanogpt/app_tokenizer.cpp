@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tokenizers: GPT-2's words and byte pairs against other statements of both, and that decoding gives back every text.
 // skip-tsan
+// skip-asan
 // links: transformer_data
 #include <cstdint>
 #include <cstdlib>
