@@ -431,15 +431,18 @@ struct CommunicatorSuite {
         if (root != r.rank) take(round, received.data(), count, total + 1);
       }
       auto const got = download(r.device, r.stream, totals.data(), totals.size());
+      double gather_total = 0;
+      std::vector<double> broadcast_totals(static_cast<std::size_t>(r.size));  // by root
+      for (int peer = 0; peer < r.size; ++peer)
+        for (std::int64_t i = 0; i < count; ++i) {
+          auto const value = static_cast<double>((peer + i) % 64);
+          gather_total += weighted(peer * count + i, value);
+          broadcast_totals[static_cast<std::size_t>(peer)] += weighted(i, value);
+        }
       for (int round = 0; round < rounds; ++round) {
         if (round % r.size == r.rank) continue;
         int const root = (round + r.size - 1) % r.size;
-        double gather_total = 0, broadcast_total = 0;
-        for (std::int64_t i = 0; i < count; ++i) {
-          for (int peer = 0; peer < r.size; ++peer)
-            gather_total += weighted(peer * count + i, static_cast<double>((peer + i) % 64));
-          broadcast_total += weighted(i, static_cast<double>((root + i) % 64));
-        }
+        double const broadcast_total = broadcast_totals[static_cast<std::size_t>(root)];
         auto const at = static_cast<std::size_t>(2 * round);
         expect(got[at] == gather_total, "rank {}: round {}: gathered {}, expected {}", r.rank, round, got[at],
                gather_total);
