@@ -386,6 +386,7 @@ Result declare(Case const& of) {
 }
 
 using fsdp::testing::strategies;
+using fsdp::testing::strategies_in_turn;
 
 template <class P = fsdp::Fp32>
 void compare(Case const& of) {
@@ -411,16 +412,28 @@ void compare(Case const& of) {
 
 }  // namespace
 
+namespace {
+
+void compare_alone(int ranks, int prefetch, fsdp::ShardingStrategy const& strategy) {
+  Case of{ranks, strategy};
+  of.script = {1, 2, 0, 3, 4, 5, 6, 1, 5, 5, 0, 4, 2, 6};
+  of.options.prefetch = prefetch;
+  of.sets = (ranks + prefetch) % 3;
+  compare(of);
+}
+
+}  // namespace
+
 TEST_CASE("a path has the bits and the collectives of an engine that declares its uses alone") {
   int const ranks = GENERATE(1, 2, 3, 4);
   int const prefetch = GENERATE(0, 1, 2, 3);
-  for (auto const& strategy : strategies(ranks)) {
-    Case of{ranks, strategy};
-    of.script = {1, 2, 0, 3, 4, 5, 6, 1, 5, 5, 0, 4, 2, 6};
-    of.options.prefetch = prefetch;
-    of.sets = (ranks + prefetch) % 3;
-    compare(of);
-  }
+  for (auto const& strategy : strategies_in_turn(ranks, ranks, prefetch)) compare_alone(ranks, prefetch, strategy);
+}
+
+TEST_CASE("paths: so it is with every strategy at every depth of prefetch", "[.][paths]") {
+  int const ranks = GENERATE(1, 2, 3, 4);
+  int const prefetch = GENERATE(0, 1, 2, 3);
+  for (auto const& strategy : strategies(ranks)) compare_alone(ranks, prefetch, strategy);
 }
 
 TEST_CASE("paths: so it is when gradients accumulate, and parameters are kept or not") {
@@ -440,14 +453,19 @@ TEST_CASE("paths: so it is when gradients accumulate, and parameters are kept or
   }
 }
 
-TEST_CASE("so it is with each option, frozen layers and functions on reduced gradients") {
-  int const ranks = GENERATE(2, 4);
-  std::size_t count = 0;
+namespace {
+
+/// @param all  every strategy has each option on 2 ranks and on 4; else the options take turns
+void compare_options(int ranks, bool all) {
+  std::size_t count = 0, of_strategies = 0;
   for (auto const& strategy : strategies(ranks)) {
     Case const plain{ranks, strategy, {}, {1, 0, 2, 5, 6, 3, 4, 1}};
+    auto turn = of_strategies++;
     auto const with = [&](auto const& change) {
       auto of = plain;
       of.sets = static_cast<int>(count++ % 3);
+      bool const on_2 = turn++ % 2 == 0;
+      if (!all && !strategy.grouped && on_2 != (ranks == 2)) return;
       change(of);
       compare(of);
     };
@@ -469,21 +487,44 @@ TEST_CASE("so it is with each option, frozen layers and functions on reduced gra
   }
 }
 
-TEST_CASE("so it is when a path has all of a segment, which is recomputed") {
-  int const ranks = GENERATE(1, 2, 4);
-  int const prefetch = GENERATE(0, 2);
-  for (auto const& strategy : strategies(ranks)) {
-    Case of{ranks, strategy};
-    of.options.prefetch = prefetch, of.segments = true;
-    of.script = {7, 0, 8, 9, 7};
-    compare(of);
-    for (std::size_t const frozen : {1u, 2u, 4u}) {
-      of.frozen = frozen;
+}  // namespace
+
+TEST_CASE("so it is with each option, frozen layers and functions on reduced gradients") {
+  compare_options(GENERATE(2, 4), false);
+}
+
+TEST_CASE("so it is with each option of every strategy on 2 ranks and on 4", "[.][paths]") {
+  compare_options(GENERATE(2, 4), true);
+}
+
+namespace {
+
+/// @param all  every strategy has every kind of case at both depths of prefetch; else they take turns
+void compare_segments(int ranks, int prefetch, bool all) {
+  std::array const frozen{depth, std::size_t{1}, std::size_t{2}, std::size_t{4}, depth};  // by kind
+  for (int kind = 0; kind < 5; ++kind) {
+    if (!all && (kind + ranks / 2) % 2 != prefetch / 2) continue;
+    for (auto const& strategy : all ? strategies(ranks) : strategies_in_turn(ranks, ranks / 2, kind)) {
+      Case of{ranks, strategy};
+      of.options.prefetch = prefetch, of.segments = true;
+      of.script = {7, 0, 8, 9, 7};
+      of.frozen = frozen[static_cast<std::size_t>(kind)];
+      if (kind == 4) of.micro_steps = 2, of.waits = of.options.allow_no_sync = true;
       compare(of);
     }
-    of.frozen = depth, of.micro_steps = 2, of.waits = of.options.allow_no_sync = true;
-    compare(of);
   }
+}
+
+}  // namespace
+
+TEST_CASE("so it is when a path has all of a segment, which is recomputed") {
+  int const ranks = GENERATE(1, 2, 4);
+  compare_segments(ranks, GENERATE(0, 2), false);
+}
+
+TEST_CASE("so it is with segments under every strategy at every depth of prefetch", "[.][paths]") {
+  int const ranks = GENERATE(1, 2, 4);
+  compare_segments(ranks, GENERATE(0, 2), true);
 }
 
 TEST_CASE("so it is in bf16, where unreduced gradients wait in an accumulator") {
@@ -500,16 +541,30 @@ TEST_CASE("so it is in bf16, where unreduced gradients wait in an accumulator") 
   }
 }
 
-TEST_CASE("units that get zeroes have the bits of modules whose gradients are zero") {
-  int const ranks = GENERATE(1, 2, 4);
-  for (auto const& strategy : strategies(ranks)) {
-    for (auto const updates : {Updates::adamw, Updates::offloaded, Updates::scaled, Updates::sgd, Updates::muon}) {
+namespace {
+
+/// @param all  every strategy has every kind of update; else they take turns
+void compare_zeros(int ranks, bool all) {
+  int kind = 0;
+  for (auto const updates : {Updates::adamw, Updates::offloaded, Updates::scaled, Updates::sgd, Updates::muon}) {
+    for (auto const& strategy : all ? strategies(ranks) : strategies_in_turn(ranks, ranks / 2, kind)) {
       Case of{ranks, strategy};
       of.script = {1, 0, 2, 5, 6, 3, 4, 1};
       of.zeros = true, of.updates = updates;
       compare(of);
     }
+    ++kind;
   }
+}
+
+}  // namespace
+
+TEST_CASE("units that get zeroes have the bits of modules whose gradients are zero") {
+  compare_zeros(GENERATE(1, 2, 4), false);
+}
+
+TEST_CASE("so they have under every strategy, whatever updates them", "[.][paths]") {
+  compare_zeros(GENERATE(1, 2, 4), true);
 }
 
 TEST_CASE("so it is with layers dropped at random in each step, in every setting", "[.][paths]") {

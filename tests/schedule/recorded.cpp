@@ -37,7 +37,7 @@ using Local = fsdp::local::Communicator<Device>;
 using Comm = toy::Counting<fsdp::testing::Recorder<Local>>;
 
 template <class P>
-Hazards record(Row const& row) {
+Hazards record(Row const& row, int steps) {
   Hazards::Recordings recordings(static_cast<std::size_t>(row.ranks));
   fsdp::local::run(
       row.ranks, [](int) { return Device{}; },
@@ -45,19 +45,19 @@ Hazards record(Row const& row) {
         auto const rank = static_cast<std::size_t>(comm.rank());
         recordings[rank] = comm.device().recording;
         auto tally = std::make_shared<toy::Tally>();
-        engine_table::Rank<Comm, P>(Comm(fsdp::testing::Recorder(std::move(comm)), tally), tally, row).train();
+        engine_table::Rank<Comm, P>(Comm(fsdp::testing::Recorder(std::move(comm)), tally), tally, row).train(steps);
       });
   return Hazards(std::move(recordings));
 }
-Hazards record(Row const& row) {
+Hazards record(Row const& row, int steps = 3) {
   switch (row.precision) {
     case Precision::fp32:
-    case Precision::fp32_in_bf16: return record<fsdp::Fp32>(row);
+    case Precision::fp32_in_bf16: return record<fsdp::Fp32>(row, steps);
     case Precision::bf16:
-    case Precision::bf16_in_fp16: return record<fsdp::Bf16>(row);
+    case Precision::bf16_in_fp16: return record<fsdp::Bf16>(row, steps);
     case Precision::bf16_reduce: break;
   }
-  return record<fsdp::Bf16Reduce>(row);
+  return record<fsdp::Bf16Reduce>(row, steps);
 }
 
 /// What nothing orders in a run of the row, a line each.
@@ -134,7 +134,8 @@ std::string unneeded(fsdp::testing::TableRow const& at, Hazards const& hazards, 
   }
   return lines;
 }
-/// The same of a row each, with units without padding.
+/// The same of a row each, with units without padding. Two steps have every wait: the second one finds what a step has
+/// left.
 std::string unneeded(fsdp::testing::Table const& table, std::vector<int>& needed) {
   std::string problems;
   int setting = 0;
@@ -142,7 +143,7 @@ std::string unneeded(fsdp::testing::Table const& table, std::vector<int>& needed
     auto row = engine_table::row_of(at);
     row.elements = 768;
     row.setting = setting = (setting + 1) % 3;
-    if (problems.size() < 20000) problems += unneeded(at, record(row), needed);
+    if (problems.size() < 20000) problems += unneeded(at, record(row, 2), needed);
   }
   return problems;
 }
@@ -156,10 +157,11 @@ TEST_CASE("recorded: no two accesses to a byte are unordered, for all pairs of w
 TEST_CASE("recorded: without any wait that follows from accesses, some are unordered") {
   std::vector<int> needed(static_cast<std::size_t>(fsdp::WaitSite::count_), 0);
   CHECK(unneeded(fsdp::testing::all_pairs(engine_table::axes), needed) == "");
-  CHECK(unneeded(engine_table::rows_at_random(60, 19), needed) == "");
-  // Few engines need a wait for a wire (replicas of shards, whose gradients are rounded), or for a kept slice.
+  // Few engines need a wait for a wire (replicas of shards, whose gradients are rounded), for peers that still sum a slot
+  // which the replicas' stream zeroes, or for a kept slice.
   CHECK(unneeded({{2, 0, 3, 1, 0, 0, 0, 0, 3, 0, 0, 0, 0},
                   {2, 0, 3, 0, 0, 0, 0, 0, 3, 0, 1, 0, 0},
+                  {2, 3, 3, 0, 1, 4, 1, 0, 1, 3, 2, 1, 0},
                   {0, 0, 3, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0}},
                  needed) == "");
   for (std::size_t site = 1; site < needed.size(); ++site) {
@@ -171,14 +173,14 @@ TEST_CASE("recorded: without any wait that follows from accesses, some are unord
 }
 
 TEST_CASE("recorded: no two accesses to a byte are unordered, in engines at random") {
-  check(engine_table::rows_at_random(100, 4));
+  check(engine_table::rows_at_random(40, 4));
 }
 
-TEST_CASE("recorded: nor in many more", "[.][recorded]") { check(engine_table::rows_at_random(5000, 5)); }
+TEST_CASE("recorded: nor in many more", "[.][recorded]") { check(engine_table::rows_at_random(5100, 5)); }
 
 TEST_CASE("recorded: so it is without any wait of many more engines", "[.][recorded]") {
   std::vector<int> needed(static_cast<std::size_t>(fsdp::WaitSite::count_), 0);
-  CHECK(unneeded(engine_table::rows_at_random(500, 6), needed) == "");
+  CHECK(unneeded(engine_table::rows_at_random(560, 6), needed) == "");
 }
 
 TEST_CASE("recorded: what peers read of a collective counts, whichever rank ends it first") {

@@ -344,8 +344,8 @@ class Rank {
   /// What train() has called.
   std::vector<Call> const& calls() const { return calls_; }
 
-  void train() {
-    for (int step = 0; step < 3; ++step) {
+  void train(int steps = 3) {
+    for (int step = 0; step < steps; ++step) {
       if (row_.between == Between::discarded_passes) discard_passes();
       int const micro_steps = row_.micro_steps == MicroSteps::at_random ? 12 : 3;
       for (int micro = 0; micro < micro_steps; ++micro) {
