@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "fsdp/kernels/optimizers.hpp"
@@ -97,6 +98,34 @@ void check_rows(Device const& device, Shape s) {
       ((errors.add(names[i], got, plain[i], exact[i]), ++i), ...);
     };
 
+    std::vector<float> dw(size(columns)), db(dw), partials(size(transformer::layer_norm_partials(rows, columns)));
+    mean = random_values(rows, seed + 6, 0.1), scale = random_values(rows, seed + 7, 0.1);
+    for (auto& value : scale) value += 1.0f;
+    transformer::layer_norm_backward(device, stream, dy.data(), x.data(), weight.data(), mean.data(), scale.data(),
+                                     past.data(), y.data(), dw.data(), db.data(), rows, columns, partials.data());
+    add(
+        [&](auto t) {
+          using T = decltype(t);
+          return plain::layer_norm_gradient<T>(as<T>(dy), as<T>(x), as<T>(weight), as<T>(mean), as<T>(scale),
+                                               as<T>(past));
+        },
+        {"layer norm's gradient", "weight gradient", "bias gradient"}, y, dw, db);
+
+    std::vector<float> wide(size(columns));
+    std::vector<bf16> small(size(columns));
+    transformer::bias_backward(device, stream, dy.data(), rows, columns, wide.data(), partials.data());
+    transformer::bias_backward(device, stream, dy.data(), rows, columns, small.data(), partials.data());
+    std::vector<std::int32_t> const together(size(rows), 0);
+    add(
+        [&](auto t) {
+          auto const sums = plain::group_sums(as<decltype(t)>(dy), together, 1);
+          return plain::Lists<decltype(t)>{sums, sums};
+        },
+        {"column sums", "column sums in bf16"}, wide, small);
+
+    // Thread blocks have a row each, and nothing but sums over rows depends on how many there are.
+    if (std::is_same_v<Device, emulated::Device> && rows > 100) continue;
+
     if (columns > 1) {  // x - mean of one element is rounding alone, and 1e-5 scales it up
       transformer::layer_norm_forward(device, stream, x.data(), weight.data(), bias.data(), y.data(), mean.data(),
                                       scale.data(), rows, columns);
@@ -112,19 +141,6 @@ void check_rows(Device const& device, Shape s) {
           },
           {"layer norm of a sum"}, y);
     }
-    std::vector<float> dw(size(columns)), db(dw), partials(size(transformer::layer_norm_partials(rows, columns)));
-    mean = random_values(rows, seed + 6, 0.1), scale = random_values(rows, seed + 7, 0.1);
-    for (auto& value : scale) value += 1.0f;
-    transformer::layer_norm_backward(device, stream, dy.data(), x.data(), weight.data(), mean.data(), scale.data(),
-                                     past.data(), y.data(), dw.data(), db.data(), rows, columns, partials.data());
-    add(
-        [&](auto t) {
-          using T = decltype(t);
-          return plain::layer_norm_gradient<T>(as<T>(dy), as<T>(x), as<T>(weight), as<T>(mean), as<T>(scale),
-                                               as<T>(past));
-        },
-        {"layer norm's gradient", "weight gradient", "bias gradient"}, y, dw, db);
-
     auto kept = x;
     transformer::bias_gelu_forward(device, stream, kept.data(), bias.data(), y.data(), rows, columns);
     add([&](auto t) { return plain::gelu(as<decltype(t)>(x), as<decltype(t)>(bias)); }, {"bias", "bias and gelu"}, kept,
@@ -144,18 +160,6 @@ void check_rows(Device const& device, Shape s) {
           return plain::Lists<T>{plain::bias_residual(as<T>(past), as<T>(x), as<T>(bias))};
         },
         {"bias and residual"}, y);
-
-    std::vector<float> wide(size(columns));
-    std::vector<bf16> small(size(columns));
-    transformer::bias_backward(device, stream, dy.data(), rows, columns, wide.data(), partials.data());
-    transformer::bias_backward(device, stream, dy.data(), rows, columns, small.data(), partials.data());
-    std::vector<std::int32_t> const together(size(rows), 0);
-    add(
-        [&](auto t) {
-          auto const sums = plain::group_sums(as<decltype(t)>(dy), together, 1);
-          return plain::Lists<decltype(t)>{sums, sums};
-        },
-        {"column sums", "column sums in bf16"}, wide, small);
 
     std::int64_t const of_panel = rows <= columns ? rows : 1, panels = rows / of_panel;
     y = x;

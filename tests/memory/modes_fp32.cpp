@@ -61,6 +61,7 @@ TEST_CASE("options that keep more, or less") {
 
 TEST_CASE("after 1,000 steps as after 2") {
   modes::Setup setup;
+  setup.ranks = 2;
   setup.blocks = {300, 200, 700};
   for (auto const mode : {modes::Mode::synced, modes::Mode::unsynced}) {
     setup.mode = mode;

@@ -2,9 +2,12 @@
 // Moments, masters and gradients in host memory, each alone and together: the bits of state on the device, two units'
 // state on the device, fetched while the unit before is updated.
 //
+// full-run: [offload]
 // needs: nlohmann_json xxHash
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -112,11 +115,13 @@ std::string text(fsdp::OffloadOptions const& options) {
 }
 
 /// The same bits with anything offloaded.
+/// @param turn  everything at once, and one of the other choices, which take turns; none: all choices
 template <class P>
-void check(toy::World const& world, Setting setting) {
+void check(toy::World const& world, Setting setting, std::optional<std::size_t> turn) {
   if (!fsdp::testing::next_cell()) return;
   auto const plain = train<P>(world, setting);
   auto all = choices(!std::is_same_v<typename P::Master, typename P::Param>);
+  if (turn) all = {all[*turn % (all.size() - 1)], all.back()};
   if (fsdp::testing::sanitized) all.erase(all.begin(), all.end() - 1);  // everything at once has every race
   for (auto const& options : all) {
     INFO(text(options));
@@ -125,34 +130,50 @@ void check(toy::World const& world, Setting setting) {
   }
 }
 
-}  // namespace
-
-TEST_CASE("state in host memory gives the bits of state on the device") {
+void check_kinds(bool all) {
+  std::size_t worlds = 0;
   for (auto const& world : toy::worlds()) {
     INFO(world.strategy.name << " on " << world.ranks << " ranks");
+    auto turn = all ? std::nullopt : std::optional(worlds++);
     for (auto const kind : {Kind::adamw, Kind::groups, Kind::sgd, Kind::several}) {
       INFO("kind " << static_cast<int>(kind));
-      check<fsdp::Fp32>(world, {.kind = kind});
-      check<fsdp::Bf16>(world, {.kind = kind});
+      check<fsdp::Fp32>(world, {.kind = kind}, turn);
+      check<fsdp::Bf16>(world, {.kind = kind}, turn);
+      if (turn) ++*turn;
     }
-    check<fsdp::Bf16Reduce>(world, {});
-    check<fsdp::Fp32>(world, {.kind = Kind::narrow});
-    check<NarrowMasters>(world, {.kind = Kind::narrow});
+    check<fsdp::Bf16Reduce>(world, {}, turn);
+    check<fsdp::Fp32>(world, {.kind = Kind::narrow}, turn);
+    check<NarrowMasters>(world, {.kind = Kind::narrow}, turn);
   }
 }
 
-TEST_CASE("sums over micro-steps, rounded reductions and functions of the caller see the same gradients") {
+void check_sums(bool all) {
+  std::size_t worlds = 0;
   for (auto const& world : toy::worlds()) {
     INFO(world.strategy.name << " on " << world.ranks << " ranks");
-    check<fsdp::Bf16>(world, {.hooks = true});
-    check<fsdp::Bf16>(world, {.engine = {.reduce_dtype = fsdp::DType::bf16}});
+    auto const turn = all ? std::nullopt : std::optional(worlds++);
+    check<fsdp::Bf16>(world, {.hooks = true}, turn);
+    check<fsdp::Bf16>(world, {.engine = {.reduce_dtype = fsdp::DType::bf16}}, turn);
     // Where no other rank shares a unit, offloaded gradients are summed in another order.
     if (world.ranks == 1 || !world.strategy.shards || world.group == 1) continue;
-    check<fsdp::Bf16>(world, {.micro_steps = 3});
-    check<fsdp::Bf16Reduce>(world, {.micro_steps = 3, .hooks = true});
-    check<fsdp::Bf16>(world, {.micro_steps = 3, .engine = {.allow_no_sync = true}});
-    check<fsdp::Bf16>(world, {.engine = {.prefetch = 0, .allow_no_replica_sync = world.strategy.grouped}});
+    check<fsdp::Bf16>(world, {.micro_steps = 3}, turn);
+    check<fsdp::Bf16Reduce>(world, {.micro_steps = 3, .hooks = true}, turn);
+    check<fsdp::Bf16>(world, {.micro_steps = 3, .engine = {.allow_no_sync = true}}, turn);
+    check<fsdp::Bf16>(world, {.engine = {.prefetch = 0, .allow_no_replica_sync = world.strategy.grouped}}, turn);
   }
+}
+
+}  // namespace
+
+TEST_CASE("state in host memory gives the bits of state on the device") { check_kinds(false); }
+
+TEST_CASE("sums over micro-steps, rounded reductions and functions of the caller see the same gradients") {
+  check_sums(false);
+}
+
+TEST_CASE("so it is with every choice of what is offloaded", "[.][offload]") {
+  check_kinds(true);
+  check_sums(true);
 }
 
 TEST_CASE("the device has two units' state, host memory all of it, as planned") {
