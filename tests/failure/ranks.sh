@@ -39,13 +39,53 @@ nothing_left() {
   if [ -n "$left" ]; then fail "$1: shared memory is left behind: $left"; fi
 }
 
+# beside <folder> <arguments of expect...>: the same in the background, in a folder and with shared memory of its own. Most of
+# such a run's time passes in waits. `joined` waits for all of them, and tells which have failed.
+beside=()
+beside() {
+  mkdir "$folder/$1" "$FSDP_SHM_DIR/$1"
+  (
+    cd "$folder/$1" || exit
+    FSDP_SHM_DIR=$FSDP_SHM_DIR/$1 failures=0
+    expect "${@:2}"
+    exit $((failures > 0))
+  ) > "$folder/$1.log" 2>&1 &
+  beside+=("$1 $!")
+}
+joined() {
+  local one
+  : > output
+  for one in "${beside[@]}"; do
+    wait "${one#* }" || fail "$(cat "$folder/${one% *}.log")"
+    rmdir "$FSDP_SHM_DIR/${one% *}"
+  done
+  beside=()
+}
+
+# Ranks that wait for one which never comes. Ranks of another node know who is missing there, though one rank of the node
+# speaks for all.
+never="rank [01]: waiting in all_gather 3 of 4096 fp32 for unit 'block.1' \(forward\) on 'world', for [0-9.]+ s, since $date; missing ranks: 2; giving up"
+beside absent "a rank never comes" "$never" -x FSDP_TIMEOUT=2 -np 3 "$program" absent
+beside absent-1 "a rank never comes, on nodes of their own" "$never" -x FSDP_TIMEOUT=2 -x FSDP_RANKS_PER_NODE=1 -np 3 "$program" absent
+beside absent-2 "a rank never comes, and the first rank of its node does" "rank [0-2]: waiting in all_gather 3 .*; missing ranks: 3; giving up" \
+  -x FSDP_TIMEOUT=3 -x FSDP_RANKS_PER_NODE=2 -np 4 "$program" absent
+beside control "a rank misses a control call" "rank [01]: waiting in exchange of 'test' on 'world', for [0-9.]+ s, since $date; missing ranks: 2; giving up" \
+  -x FSDP_TIMEOUT=2 -np 3 "$program" control
+joined
+if grep -Eq 'missing ranks: ([0-2]|.*,)' absent-2/output; then fail "a rank that waits is said to be missing"; fi
+# A task that fails when nobody asks any more.
+export OMPI_MCA_odls_base_sigkill_timeout=1
+for how in unnoticed unnoticed-alone; do beside $how "a stream fails, and no call says so, $how" '^rank 1: boom$' -np 3 "$program" $how; done
+joined
+for how in unnoticed unnoticed-alone; do
+  if grep -q MPI_ABORT $how/output; then fail "a stream fails, and no call says so, $how: the run is aborted"; fi
+done
+export OMPI_MCA_odls_base_sigkill_timeout=0
+
 # On one node and on pretended ones: how the run ends. What ranks are told is tested by conformance_departures_mpi,
 # conformance_processes_mpi and schedule_failed_streams_mpi, on nodes of any size.
 for nodes in "" "-x FSDP_RANKS_PER_NODE=1"; do
   expect "a rank is killed $nodes" 'signal 9' $nodes -np 3 "$program" killed
-  expect "a rank never comes $nodes" \
-    "rank [01]: waiting in all_gather 3 of 4096 fp32 for unit 'block.1' \(forward\) on 'world', for [0-9.]+ s, since $date; missing ranks: 2; giving up" \
-    -x FSDP_TIMEOUT=2 $nodes -np 3 "$program" absent
   expect "a rank throws out of main $nodes" 'rank 2: this rank has had enough' $nodes -np 3 "$program" throws
 done
 patiently 60 mpirun --oversubscribe --bind-to none -np 3 "$program" none > output 2>&1 || fail "without a fault: the run fails"
@@ -61,23 +101,12 @@ for how in returns throws; do
     fail "a rank $how, and all catch it: peers were not told"
   nothing_left "a rank $how, and all catch it"
 done
-for how in unnoticed unnoticed-alone; do
-  OMPI_MCA_odls_base_sigkill_timeout=1 expect "a stream fails, and no call says so, $how" '^rank 1: boom$' -np 3 "$program" $how
-  if grep -q MPI_ABORT output; then fail "a stream fails, and no call says so, $how: the run is aborted"; fi
-done
 expect "ranks run different collectives" \
   "rank [0-2]: ranks disagree about collective 3: rank 0 runs all_gather of 4096 fp32 for unit 'block.1' \(forward\), rank 2 runs reduce_scatter of 4096 fp32 for unit 'block.0' \(backward\)" \
   -np 3 "$program" order
 expect "ranks pass different counts, on nodes of their own" \
   "rank 0 runs all_gather of 4096 fp32 for unit 'block.1' \(forward\), rank 2 runs all_gather of 4032 fp32 for unit 'block.1' \(forward\)" \
   -x FSDP_RANKS_PER_NODE=1 -np 3 "$program" count
-# Ranks of another node know who is missing there, though one rank of the node speaks for all.
-expect "a rank never comes, and the first rank of its node does" "rank [0-2]: waiting in all_gather 3 .*; missing ranks: 3; giving up" \
-  -x FSDP_TIMEOUT=3 -x FSDP_RANKS_PER_NODE=2 -np 4 "$program" absent
-if grep -Eq 'missing ranks: ([0-2]|.*,)' output; then fail "a rank that waits is said to be missing"; fi
-expect "a rank misses a control call" "rank [01]: waiting in exchange of 'test' on 'world', for [0-9.]+ s, since $date; missing ranks: 2; giving up" \
-  -x FSDP_TIMEOUT=2 -np 3 "$program" control
-
 # SIGTERM to a waiting rank.
 start mpirun --oversubscribe --bind-to none -np 3 "$program" sigterm
 wait_for grep -q '^waits: process ' output
