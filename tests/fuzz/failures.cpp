@@ -205,7 +205,7 @@ std::string memory_growth() {
 }  // namespace fuzz
 
 int main(int argc, char** argv) {
-  fsdp::testing::Seeds seeds{.count = 500};
+  fsdp::testing::Seeds seeds{.count = 250};
   std::int64_t deadline = 3600;  // a machine may stop for minutes; `each_seed` ends what does not go on
   bool memory = false;
   for (int i = 1; i < argc; ++i) {

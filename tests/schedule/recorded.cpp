@@ -157,8 +157,8 @@ TEST_CASE("recorded: no two accesses to a byte are unordered, for all pairs of w
 TEST_CASE("recorded: without any wait that follows from accesses, some are unordered") {
   std::vector<int> needed(static_cast<std::size_t>(fsdp::WaitSite::count_), 0);
   CHECK(unneeded(fsdp::testing::all_pairs(engine_table::axes), needed) == "");
-  // Few engines need a wait for a wire (replicas of shards, whose gradients are rounded), for peers that still sum a slot
-  // which the replicas' stream zeroes, or for a kept slice.
+  // Few engines need a wait for a wire (replicas of shards, whose gradients are rounded), for peers that still sum a
+  // slot which the replicas' stream zeroes, or for a kept slice.
   CHECK(unneeded({{2, 0, 3, 1, 0, 0, 0, 0, 3, 0, 0, 0, 0},
                   {2, 0, 3, 0, 0, 0, 0, 0, 3, 0, 1, 0, 0},
                   {2, 3, 3, 0, 1, 4, 1, 0, 1, 3, 2, 1, 0},

@@ -18,8 +18,8 @@ inline std::vector<ShardingStrategy> strategies(int ranks) {
   if (ranks == 4) all.push_back(HybridShard<FullShard>{2});
   return all;
 }
-/// Some of them, for a cell of a grid whose rows are numbers of ranks: one of the three that any number of ranks has, in
-/// turn, and all groups. With three rows and three columns or more, each row and each column has every strategy.
+/// Some of them, for a cell of a grid whose rows are numbers of ranks: one of the three that any number of ranks has,
+/// in turn, and all groups. With three rows and three columns or more, each row and each column has every strategy.
 inline std::vector<ShardingStrategy> strategies_in_turn(int ranks, int row, int column) {
   auto all = strategies(ranks);
   if (sanitized) return all;
