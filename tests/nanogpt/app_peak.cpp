@@ -51,13 +51,18 @@ TEST_CASE("other devices, and parts of one, are not taken for those", "[nanogpt]
   }
 }
 
-TEST_CASE("host ranks have a peak each", "[nanogpt]") {
+TEST_CASE("host ranks have a peak each, measured or given", "[nanogpt]") {
   std::vector<double> peaks(3);
   fsdp::local::run(3, fsdp::host::Device{}, [&](fsdp::local::Communicator<fsdp::host::Device> world) {
     peaks[static_cast<std::size_t>(world.rank())] = transformer::measure_peak<float>(world).flops;
   });
   CHECK(peaks == std::vector<double>(3, 9e9));
   CHECK(measured == 3 * 2);  // the second agrees with the first
+  fsdp::local::run(3, fsdp::host::Device{}, [&](fsdp::local::Communicator<fsdp::host::Device> world) {
+    peaks[static_cast<std::size_t>(world.rank())] = transformer::measure_peak<float>(world, 5e9).flops;
+  });
+  CHECK(peaks == std::vector<double>(3, 15e9));
+  CHECK(measured == 3 * 2);  // what is given is not measured
 }
 
 TEST_CASE("a rate is the highest of measurements that stand apart, until two agree", "[nanogpt]") {

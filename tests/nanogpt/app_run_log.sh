@@ -20,7 +20,8 @@ small=(train --dataset=d --n_layer=2 --n_head=2 --n_embd=16 --block_size=8 --bat
 lines() { grep -c "^{\"kind\":\"$1\".*}\$" "$2"; }  # lines KIND FILE: whole ones
 expect() { check "$1: expected $2, got $3" test "$2" = "$3"; }  # expect WHAT EXPECTED ACTUAL
 
-check "train" patiently 120 "$nanogpt" "${small[@]}" --max_iters=8 --out_dir=one --log_json=old.jsonl >output 2>&1
+FSDP_PEAK_TFLOPS='' check "train" patiently 120 "$nanogpt" "${small[@]}" --max_iters=8 --out_dir=one --log_json=old.jsonl >output 2>&1
+check "a peak that is not given is measured" grep -q 'measured sgemm peak: [0-9.]* GFLOP/s a rank (mfu is relative to it)' output
 expect "every iteration is logged, whatever log_interval" 9 "$(lines iter one/log.jsonl)"
 expect "evaluations" 3 "$(lines eval one/log.jsonl)"
 expect "memory of two ranks, first" 2 "$(grep -m1 '"kind":"memory"' one/log.jsonl | grep -o '"peak_state"' | wc -l)"

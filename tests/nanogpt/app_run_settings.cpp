@@ -119,6 +119,7 @@ TEST_CASE("every setting of train belongs to the run, or is one of these") {
                      "comm",
                      "share_gpu",
                      "collective_timeout",
+                     "peak_tflops",
                      "compile",
                      "backend",
                      "wandb_log",

@@ -162,6 +162,7 @@ TEST_CASE("values out of range or of the wrong type are refused by name, with wh
       {"prefetch", "-1"},
       {"bucket_mb", "0"},
       {"collective_timeout", "0"},
+      {"peak_tflops", "-1"},
       {"shard_group", "0"},
       {"shard_group", "-1"},
       {"recompute_segment", "0"},
@@ -619,7 +620,7 @@ TEST_CASE("settings that change nothing, or not what they say, get a note") {
   CHECK(has(note("share_gpu", "true", 4), "note: 'share_gpu' has no effect: no machine has more processes than GPUs"));
 }
 
-TEST_CASE("how long ranks wait comes from FSDP_TIMEOUT, unless a setting says it") {
+TEST_CASE("how long ranks wait comes from FSDP_TIMEOUT, and the peak from FSDP_PEAK_TFLOPS, unless a setting says it") {
   auto const timeout = [](char const* variable, std::string_view given = "", Command command = Command::train) {
     transformer::Settings settings;
     if (!given.empty()) set(settings, "collective_timeout", given);
@@ -636,4 +637,15 @@ TEST_CASE("how long ranks wait comes from FSDP_TIMEOUT, unless a setting says it
   CHECK(has(what([&] { timeout("soon"); }),
             "setting 'collective_timeout': expected a finite number above 0, got 'soon' (FSDP_TIMEOUT)"));
   ::unsetenv("FSDP_TIMEOUT");
+  auto const peak = [](char const* variable, std::string_view given = "") {
+    transformer::Settings settings;
+    if (!given.empty()) set(settings, "peak_tflops", given);
+    REQUIRE(::setenv("FSDP_PEAK_TFLOPS", variable, 1) == 0);
+    transformer::apply_environment(settings, Command::train);
+    REQUIRE(::unsetenv("FSDP_PEAK_TFLOPS") == 0);
+    return settings.peak_tflops;
+  };
+  CHECK(peak("") == 0);
+  CHECK(peak("989.4") == 989.4);
+  CHECK(peak("989.4", "0.1") == 0.1);
 }

@@ -184,9 +184,10 @@ template <class C>
 constexpr bool measures_peak_again = std::is_same_v<typename C::Device, fsdp::host::Device>;
 
 /// The peak of a run that computes in T. Ranks that share a GPU share its peak; host ranks have cores of their own.
+/// @param given  FLOP per second of one device, or of a host rank; 0: by the data sheet, or measured
 /// @note Collective: yes; blocks.
 template <class T, class C>
-Peak measure_peak(C& world) {
+Peak measure_peak(C& world, double given = 0) {
   auto const& device = world.device();
   auto owner = fmt::format("rank {}", world.rank());
   if constexpr (requires { device.ordinal(); }) {
@@ -195,7 +196,8 @@ Peak measure_peak(C& world) {
   auto const owners = world.exchange(owner, "owners of devices");
   auto const first = std::find(owners.begin(), owners.end(), owner) - owners.begin();
   Peak peak;
-  if (first == world.rank()) peak = detail::device_peak<T>(device);  // the only one of its device that measures
+  if (first == world.rank())  // the only one of its device that measures
+    peak = given > 0 ? Peak{given, "given peak"} : detail::device_peak<T>(device);
   peak.own = peak.flops;
   peak.flops = detail::sum_of_peaks(world, peak.own);
   return peak;

@@ -72,7 +72,7 @@ struct BenchResult {
 /// Prints the result, and writes it as a JSON object. @throws fsdp::ResourceError if the log cannot be written
 void print_bench(BenchResult const& result, Job const& job, JsonLog& log);
 
-/// @param peak  of all ranks together; the host's is measured once more after the steps
+/// @param peak  of all ranks together; the host's is measured once more after the steps, unless it was given
 /// @throws fsdp::ResourceError on rank 0 if the log cannot be written
 /// @note Collective: yes.
 template <class T>
@@ -86,7 +86,8 @@ void bench(T& trainer, Job const& job, Peak peak, int ranks, JsonLog& log) {
   result.counts_waits = T::counts_waits;
   result.largest_pss = largest_pss_bytes(engine.world());
   if constexpr (measures_peak_again<std::remove_reference_t<decltype(engine.world())>>)
-    raise(peak, engine.world(), highest_host_rate<typename T::Element>(engine.world().device()));
+    raise(peak, engine.world(),
+          s.peak_tflops > 0 ? 0 : highest_host_rate<typename T::Element>(engine.world().device()));
   if (engine.rank() != 0) return;
   result.peak = std::move(peak);
   result.flop_per_token = T::Program::flop_per_token(trainer.config(), s);

@@ -119,6 +119,9 @@ void add_ranks(SettingsTable& t) {
   t.flag("share_gpu", &S::share_gpu, in::computing, "allow several processes per GPU; slow, for trials");
   t.positive("collective_timeout", &S::collective_timeout, in::computing,
              "seconds that a rank waits for other ranks (default: FSDP_TIMEOUT if it is set)");
+  t.non_negative("peak_tflops", &S::peak_tflops, in::train | in::bench,
+                 "TFLOP/s of one GPU, or of one rank on the host, to which mfu is relative; 0: by the data sheet, or "
+                 "measured at the start (default: FSDP_PEAK_TFLOPS if it is set)");
 }
 
 void add_sharding(SettingsTable& t) {

@@ -77,6 +77,7 @@ struct Settings {
   std::string comm = "auto";
   bool share_gpu = false;
   double collective_timeout = 600.0;
+  double peak_tflops = 0;  ///< of a GPU, or of a rank on the host; 0: by the data sheet, or measured
   // sharding
   std::string strategy = "full_shard";
   std::int64_t shard_group = 0;

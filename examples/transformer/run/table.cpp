@@ -211,10 +211,14 @@ void assign(Settings& settings, Setting const& setting, std::string_view text, s
 }
 
 void apply_environment(Settings& settings, Command command) {
-  auto const& setting = *find_setting("collective_timeout");
-  if (!setting.exists_in(command) || settings.was_given(setting.name)) return;
-  if (char const* const text = std::getenv("FSDP_TIMEOUT"); text != nullptr && *text != '\0')
-    assign(settings, setting, text, "FSDP_TIMEOUT");
+  auto const apply = [&](char const* variable, std::string_view name) {
+    auto const& setting = *find_setting(name);
+    if (!setting.exists_in(command) || settings.was_given(setting.name)) return;
+    if (char const* const text = std::getenv(variable); text != nullptr && *text != '\0')
+      assign(settings, setting, text, variable);
+  };
+  apply("FSDP_TIMEOUT", "collective_timeout");
+  apply("FSDP_PEAK_TFLOPS", "peak_tflops");
 }
 
 void apply_config_text(Settings& settings, std::string_view text, std::string_view label) {

@@ -60,8 +60,8 @@ std::string_view nearest_setting(std::string_view name, Command command);
 /// @throws fsdp::ConfigError naming the setting, what was expected and what came
 void assign(Settings& settings, Setting const& setting, std::string_view text, std::string_view origin);
 
-/// Takes collective_timeout from FSDP_TIMEOUT, the library's variable, unless a config file or the command line has set
-/// it.
+/// Takes collective_timeout from FSDP_TIMEOUT, the library's variable, and peak_tflops from FSDP_PEAK_TFLOPS, unless a
+/// config file or the command line has set them.
 /// @throws fsdp::ConfigError as `assign`
 void apply_environment(Settings& settings, Command command);
 

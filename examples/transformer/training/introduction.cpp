@@ -31,10 +31,9 @@ void introduce(Introduction const& about, Job const& job, Prepared const& ready)
     bool const wide = job.dtype == "float32";
     auto const own =
         blas.own_products ? fmt::format(", most products by AVX-512 kernels of {}'s own", program_name) : std::string();
-    fmt::print("{}, {} thread{} a rank; {} peak measured: {:.1f} GFLOP/s a rank (mfu is relative to it)\n",
+    fmt::print("{}, {} thread{} a rank; {}: {:.1f} GFLOP/s a rank (mfu is relative to it)\n",
                wide ? fmt::format("OpenBLAS core {}{}", blas.core, own) : "products by oneDNN", job.threads,
-               job.threads == 1 ? "" : "s", wide ? host_products<float> : host_products<fsdp::bf16>,
-               ready.peak.flops / ranks / 1e9);
+               job.threads == 1 ? "" : "s", ready.peak.source, ready.peak.flops / ranks / 1e9);
     if (wide && blas.wider_idle)
       fmt::print("warning: this processor has AVX-512, but OpenBLAS runs its '{}' kernels: {}\n", blas.core,
                  std::getenv("OPENBLAS_CORETYPE") != nullptr ? "unset OPENBLAS_CORETYPE, or set it to SkylakeX"

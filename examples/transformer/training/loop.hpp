@@ -211,8 +211,8 @@ class TrainingLoop {
     run_log_.write(log_line_of_sample(iteration, text));
   }
 
-  /// Measures the peak of the host's ranks once more, where it takes 2 % of an evaluation or less, and keeps the
-  /// higher.
+  /// Measures the peak of the host's ranks once more, unless it was given, where it takes 2 % of an evaluation or less,
+  /// and keeps the higher.
   /// @param evaluation  seconds that it has taken
   /// @note Collective: yes; one exchange.
   void look_for_peak(double evaluation) {
@@ -221,7 +221,8 @@ class TrainingLoop {
       auto& world = trainer_.engine().world();
       double const before = peak_.flops;
       using E = typename T::Element;
-      if (!raise(peak_, world, evaluation >= 2.5 ? measure_host_rate<E>(world.device()) : 0)) return;
+      bool const measures = evaluation >= 2.5 && settings_.peak_tflops == 0;
+      if (!raise(peak_, world, measures ? measure_host_rate<E>(world.device()) : 0)) return;
       meter_.set_peak(peak_.flops);
       progress_.say(
           fmt::format("{} peak measured again: {:.1f} GFLOP/s a rank instead of {:.1f} (mfu is relative to it)",
@@ -324,6 +325,7 @@ class TrainingLoop {
 
   /// After an iteration: whoever starts the run again goes on from here.
   int stop() {
+    stop_if_asked();  // a second signal has come: nothing is saved
     if (trained_ == 0) {
       progress_.say("asked to stop: nothing was trained since the start, and nothing is saved");
       return stop_after(run_.iteration, "asked to stop", saved_and_stopped);

@@ -173,7 +173,7 @@ Preparation<Program> prepare(C& world, Job const& job) {
   });
   if (training && settings.snapshot_interval > 0 && !settings.eval_only)
     expect_snapshot_folder(world, settings, ready.lines);
-  ready.peak = measure_peak<T>(world);
+  ready.peak = measure_peak<T>(world, 1e12 * settings.peak_tflops);
   return ready;
 }
 
