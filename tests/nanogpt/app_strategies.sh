@@ -37,21 +37,19 @@ for i in 1 2; do
 done
 losses full_shard --reshard_after_forward=2
 losses shard_grad_op --strategy=full_shard --reshard_after_forward=false
-losses shard_grad_op --strategy=shard_grad_op
 losses 'hybrid_shard(full_shard)' --strategy=hybrid_shard --shard_group=2
 losses 'hybrid_shard(shard_grad_op)' --strategy=hybrid_shard --shard_group=2 --reshard_after_forward=false
-losses no_shard --strategy=no_shard
 losses no_shard --strategy=ddp
 
 # --- gradients summed in bf16 ----------------------------------------------------------------------------------------------------
-# narrow NAME SETTING...: 50 steps, a loss a line
+# narrow NAME SETTING...: 25 steps, a loss a line
 narrow() {
   local run=$1
   shift
-  patiently 120 "$nanogpt" train "${small[@]}" --max_iters=50 --log_interval=1 --warmup_iters=5 --out_dir="$run" "$@" >output 2>&1 ||
+  patiently 120 "$nanogpt" train "${small[@]}" --max_iters=25 --log_interval=1 --warmup_iters=5 --out_dir="$run" "$@" >output 2>&1 ||
     fail "$*: ended with $?"
   grep -oE '^iter [0-9]+: loss [0-9.]+' output >"$run.losses"
-  check "$*: 51 losses" test "$(wc -l <"$run.losses")" -eq 51
+  check "$*: 26 losses" test "$(wc -l <"$run.losses")" -eq 26
 }
 narrow wide
 check "says what gradients are summed in" grep -q ', gradients summed in float32$' output
@@ -62,7 +60,7 @@ check "bf16 sums change nothing" test "$(cmp -s wide/model.safetensors narrow/mo
 check "losses are not within 1 % of those in fp32" awk '
   NR == FNR { wide[$2] = $4; next }
   { seen++; if ($4 < 0.99 * wide[$2] || $4 > 1.01 * wide[$2]) exit 1 }
-  END { exit seen != 51 }' wide.losses narrow.losses
+  END { exit seen != 26 }' wide.losses narrow.losses
 for strategy in shard_grad_op no_shard; do
   narrow "narrow_$strategy" --reduce_dtype=bfloat16 --strategy=$strategy --bucket_mb=0.01
   check "$strategy: other weights than full_shard's" cmp narrow/model.safetensors "narrow_$strategy/model.safetensors"
@@ -98,7 +96,6 @@ the_same "a checkpoint elsewhere" "$nanogpt" sample --checkpoint="model/$(cat mo
 check "the best checkpoint is another one" test "$(cat model/best)" != "$(cat model/latest)"
 check "the best checkpoint is the latest" test "$(cmp -s text output; echo $?)" -eq 1
 if ((${#mpi[@]})); then
-  the_same "2 processes" "${mpi[@]}" "${sample[@]}"
   the_same "2 processes, the latest checkpoint" "${mpi[@]}" "${sample[@]}" --checkpoint=latest
 fi
 rm model/model.safetensors

@@ -17,7 +17,7 @@ enter "$llama"
 for i in $(seq 40); do echo "{\"text\": \"$(printf 'move %.0s' $(seq $((i % 5 + 1))))$i\"}"; done >texts.jsonl
 "$llama" prepare --model=model --dataset=d --data=texts.jsonl >output 2>&1 || fail "prepare"
 export FSDP_STANDIN_DEVICES=4 OPENBLAS_NUM_THREADS=1
-small=(--model=model --dataset=d --block_size=16 --batch_size=2 --gradient_accumulation_steps=2 --max_iters=3 --eval_interval=100
+small=(--model=model --dataset=d --block_size=8 --batch_size=2 --gradient_accumulation_steps=2 --max_iters=3 --eval_interval=100
        --eval_iters=1 --log_interval=1 --learning_rate=0.001)
 train() { # train LAUNCH FILE ARGUMENT...: the losses go to FILE
   local launch=$1 file=$2

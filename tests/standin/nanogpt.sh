@@ -14,7 +14,7 @@ set -uo pipefail
 
 nanogpt=$1/examples/nanogpt/nanogpt
 enter "$nanogpt"
-steps=${FSDP_STANDIN_STEPS:-6} # 20 show the same
+steps=${FSDP_STANDIN_STEPS:-4} # 20 show the same
 for i in $(seq 300); do echo "the quick brown fox $i"; done >text
 "$nanogpt" prepare --dataset=d --data=text >output 2>&1 || fail "prepare"
 export FSDP_STANDIN_DEVICES=4 OPENBLAS_NUM_THREADS=1

@@ -15,7 +15,6 @@ enter "$nanogpt"
 for i in $(seq 300); do echo "the quick brown fox $i"; done >text
 "$nanogpt" prepare --dataset=d --data=text >output 2>&1 || fail "prepare"
 export FSDP_STANDIN_DEVICES=2 OPENBLAS_NUM_THREADS=1
-export FSDP_STANDIN_NAME="NVIDIA H200" # whose peak in bf16 is known: none is measured, by as many products as time allows
 micro_steps=4 few=4 many=8 # iterations; passes_ahead is 4: a third step waits as all after it do
 train=(train --device=cuda --dtype=bfloat16 --dataset=d --n_layer=2 --n_head=2 --n_embd=16 --block_size=8 --batch_size=1
        "--gradient_accumulation_steps=$micro_steps" --eval_interval=1000 --eval_iters=1)
