@@ -77,8 +77,8 @@ noticed() {
 # part itself.
 results() {
   local strict=("${include[@]}" -std=c++20 -O0 -Wall -Wextra -Werror -pthread) fast=(-std=c++20 -Ofast)
-  find_fmt_library "$CXX"
-  include+=($fmt_define) strict+=($fmt_define)
+  find_compiled_libraries "$CXX"
+  include+=($fmt_define) strict+=($fmt_define $compiled_define)
   "$launcher" "$CXX" "${strict[@]}" -c "$here/trainer.cpp" -o "$work/trainer.o"
   "$CXX" "${strict[@]}" -c "$here/kernels.cpp" -o "$work/kernels.o"
   "$CXX" "${fast[@]}" -c "$here/kernels.cpp" -o "$work/fast_kernels.o"
