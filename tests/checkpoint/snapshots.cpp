@@ -37,6 +37,8 @@ using Folder = TemporaryFolder;
 /// Nodes by rank; each has a folder of its own.
 using NodesOfRanks = std::vector<int>;
 NodesOfRanks const two_nodes{0, 0, 1, 1};
+/// ThreadSanitizer sees one kind of damage: the same threads read files of all kinds.
+constexpr bool only_first = sanitized && has_thread_sanitizer;
 
 SnapshotPlace place_of(Folder const& folder, int node, std::string build = "b") {
   return {folder.path / std::to_string(node), "out", std::move(build)};
@@ -211,6 +213,7 @@ TEST_CASE("slices that are cut, altered or missing are skipped and named, and th
       {"rank-00001-of-00004.safetensors.snapshot.json", [](auto const& path) { fs::resize_file(path, 9); },
        "is not a JSON object"}};
   for (auto const& fault : faults) {
+    if (only_first && &fault != &faults.front()) break;
     Folder const folder;
     auto const wanted = take(folder, two_nodes, {2, 4});
     auto const newest = files_on(folder, 0, fault.ending);
@@ -476,6 +479,7 @@ TEST_CASE("snapshots in a folder that is full are loaded, with a name or without
 
 TEST_CASE("a folder's name that is damaged is named, and its snapshots are loaded") {
   for (std::string const name : {"", "0123", "0123456789abcdefx", "0123456789abcdeX"}) {
+    if (only_first && !name.empty()) break;
     Folder const folder;
     auto const wanted = take(folder, two_nodes, {2}).back();
     for (int node : {0, 1}) std::ofstream(folder.path / std::to_string(node) / "node") << name;
