@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -54,19 +55,25 @@ class GemmCase {
   /// The result by definition, summed in Real one product after another; elements between rows and matrices stay.
   template <class Real = double>
   std::vector<double> expected(double beta, bool bias = false) const {
-    std::vector<double> result;
-    for (auto const value : c_) result.push_back(to_double(value));
+    auto const doubles = [](auto const& values) {
+      std::vector<double> list(values.size());
+      std::transform(values.begin(), values.end(), list.begin(), [](auto value) { return to_double(value); });
+      return list;
+    };
+    auto const a = doubles(a_), b = doubles(b_);
+    auto result = doubles(c_);
     auto const [m, n, k, batch] = shape_;
+    bool const plain_a = op_a_ == Op::none, plain_b = op_b_ == Op::none;
+    auto const row_of_a = plain_a ? lda_ : 1, term_of_a = plain_a ? 1 : lda_;
+    auto const column_of_b = plain_b ? 1 : ldb_, term_of_b = plain_b ? ldb_ : 1;
     for (std::int64_t i = 0; i < batch; ++i) {
       for (std::int64_t row = 0; row < m; ++row) {
         for (std::int64_t column = 0; column < n; ++column) {
           Real sum = bias ? static_cast<Real>(to_double(bias_[static_cast<std::size_t>(column)])) : Real{0};
-          for (std::int64_t p = 0; p < k; ++p) {
-            auto const at_a = i * stride_a_ + (op_a_ == Op::none ? row * lda_ + p : p * lda_ + row);
-            auto const at_b = i * stride_b_ + (op_b_ == Op::none ? p * ldb_ + column : column * ldb_ + p);
-            sum += static_cast<Real>(to_double(a_[static_cast<std::size_t>(at_a)])) *
-                   static_cast<Real>(to_double(b_[static_cast<std::size_t>(at_b)]));
-          }
+          double const* const left = a.data() + i * stride_a_ + row * row_of_a;
+          double const* const right = b.data() + i * stride_b_ + column * column_of_b;
+          for (std::int64_t p = 0; p < k; ++p)
+            sum += static_cast<Real>(left[p * term_of_a]) * static_cast<Real>(right[p * term_of_b]);
           auto& value = result[static_cast<std::size_t>(i * stride_c_ + row * ldc_ + column)];
           value = static_cast<double>(sum + static_cast<Real>(beta * value));
         }
