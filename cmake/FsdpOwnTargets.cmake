@@ -19,8 +19,8 @@ target_compile_definitions(fsdp_own INTERFACE "$<${cuda}:FMT_USE_CONSTEXPR=1>") 
 # A false alarm of g++ 12 at -O3: "text" + std::string. The library's headers do without it (package_optimised).
 target_compile_options(fsdp_own INTERFACE "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>"
                                           "$<${cuda}:-Xcompiler=-Wno-restrict>")
-# g++ collects garbage whenever its heap has doubled, from 128 MB on. Beginning at 1 GB saves a sixth of the time of files that take
-# 1 to 2 GB, and costs them at most 0.5 GB.
+# g++ collects garbage whenever its heap has doubled, from 128 MB on. Beginning at 1 GB saved a sixth of the time of tests_checkpoint,
+# and took 1.39 GB instead of 1.07 (g++ 12.2, 2026-11-29).
 cmake_host_system_information(RESULT memory QUERY TOTAL_PHYSICAL_MEMORY)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND memory GREATER 8000)
   target_compile_options(fsdp_own INTERFACE "$<${cxx}:--param=ggc-min-heapsize=1048576>"
