@@ -30,6 +30,7 @@ enum class WaitSite : unsigned char {
   offload_used,             ///< copy waits until they have read or written a staging slot
   offload_stored,           ///< compute waits until masters are in host memory
   optimizer_exchange,       ///< compute waits for a collective of an optimizer (Muon), or that collective for compute
+  optimizer_peers_read,     ///< compute waits until peers have read what an optimizer (Muon) has sent
   norm_peers_read,          ///< compute waits until peers have read the last norm, before writing the next
   collective_peer_ready,    ///< a local collective waits until a peer's input is ready
   collective_peer_partial,  ///< a local all-reduce waits until a peer's share of the sum is ready
@@ -56,6 +57,7 @@ inline constexpr std::array<std::string_view, static_cast<std::size_t>(WaitSite:
     "offload_used",
     "offload_stored",
     "optimizer_exchange",
+    "optimizer_peers_read",
     "norm_peers_read",
     "collective_peer_ready",
     "collective_peer_partial",

@@ -9,7 +9,7 @@ using Engine = fsdp::Engine<compile_fail::Communicator>;
 struct Mine {
   static std::string_view name() { return "Mine"; }
   bool owns(fsdp::TensorInfo const&) const { return true; }
-  void begin_step(float, fsdp::ClipScalars*, bool) {}
+  void begin_step(float, fsdp::ClipScalars const*) {}
 #ifdef CONTROL
   void update(Engine::Unit&) {}
 #endif

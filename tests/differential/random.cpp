@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random models under every strategy and option, with segments, paths, and state in host memory: equal
 // in every bit where docs/numerics.md promises it, and, unless values are rounded to bf16, within 1e-5 of a reference
-// in double. A seed that fails prints a program that repeats it.
+// in double. Optimizers have collectives of their own now and then; Muon has no reference. A seed that fails prints a program that repeats it.
 //
 // links: fsdp_test_trial
 // full-run: --seeds=2000
@@ -33,7 +33,7 @@ struct Case {
 /// and then with segments. One of the four settings comes twice, once with segments.
 Case draw_case(std::uint64_t seed) {
   trial::Draw draw(seed);
-  Case drawn{trial::draw_trial(draw, {.freezes = true, .narrow = true, .paths = true}), std::vector<trial::Setting>(1)};
+  Case drawn{trial::draw_trial(draw, {.freezes = true, .narrow = true, .paths = true, .communicates = true}), std::vector<trial::Setting>(1)};
   auto const needs = trial::needs_of(drawn.trial.script);
   drawn.settings[0].options.allow_no_sync = needs.unsynced;
   drawn.settings[0].options.allow_frozen_parameters = needs.activations;

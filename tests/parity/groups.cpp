@@ -188,7 +188,7 @@ struct Plain {
 
   static std::string_view name() { return "Plain"; }
   bool owns(fsdp::TensorInfo const& tensor) const { return tensors.contains(tensor.name); }
-  void begin_step(float lr, fsdp::ClipScalars* decided, bool) { rate = lr, clip = decided; }
+  void begin_step(float lr, fsdp::ClipScalars const* decided) { rate = lr, clip = decided; }
   void update(Engine::Unit& unit) const {
     for (auto const& part : unit.layout().segments(unit.shard()))
       if (owns(unit.layout().tensors()[part.tensor]))
@@ -314,6 +314,35 @@ TEST_CASE("a step that clipping or a GradScaler skips changes no optimizer's ten
       return 0;
     });
   }
+  CHECK_RANKS();
+}
+
+TEST_CASE("a skipped step is counted once, whatever optimizers take it") {
+  toy::on_patches<fsdp::Fp32>(fsdp::FullShard{}, 2, 0, [](Engine& engine, auto& patches) {
+    fsdp::AdamW adamw{engine, fsdp::matching("patches.1.*")};
+    struct First : Plain {
+      Engine& engine() const { return *Plain::engine; }
+    } first{{&engine, adamw.rest()}};
+    fsdp::Optimizers own_first{first, adamw};
+    int step = 0;
+    auto const skipped_after = [&](auto&& take) {
+      patches.step({.step = step++}, 1);
+      auto const norm = fsdp::clip_grad_norm(engine, 1.0f);
+      take(norm);
+      return norm.skipped();
+    };
+    RANK_CHECK(skipped_after([&](auto const& norm) { own_first.step({0.1f, 0.1f}, norm); }) == 1);
+    RANK_CHECK(skipped_after([&](auto const& norm) {  // an optimizer of a user's own, alone
+                 auto const shards = engine.shards();
+                 shards.begin_step("own", 0.1f, norm);
+                 for (std::size_t u = 0; u < shards.size(); ++u) auto const updating = shards.update(shards[u]);
+               }) == 2);
+    patches.step({.step = step});
+    auto const norm = fsdp::clip_grad_norm(engine, 1.0f);
+    own_first.step({0.1f, 0.1f}, norm);
+    RANK_CHECK(norm.skipped() == 2);
+    return 0;
+  });
   CHECK_RANKS();
 }
 

@@ -82,7 +82,9 @@ bool is_inside(fsdp::WaitSite site) {
   return site == fsdp::WaitSite::collective_peer_ready || site == fsdp::WaitSite::collective_peer_partial;
 }
 /// A wait of an optimizer that has collectives of its own: waits.cpp tests it.
-bool is_of_optimizers(fsdp::WaitSite site) { return site == fsdp::WaitSite::optimizer_exchange; }
+bool is_of_optimizers(fsdp::WaitSite site) {
+  return site == fsdp::WaitSite::optimizer_exchange || site == fsdp::WaitSite::optimizer_peers_read;
+}
 /// The wait follows from accesses. Others are written by hand: at the end of a run, and before a norm is measured
 /// again.
 bool is_derived(fsdp::WaitSite site) {

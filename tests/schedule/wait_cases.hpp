@@ -21,7 +21,7 @@ namespace schedule {
 
 using fsdp::WaitSite;
 
-enum class Engine { full, hybrid, replicated, mixed, mixed_hybrid, muon, offload, averages };
+enum class Engine { full, hybrid, replicated, mixed, mixed_hybrid, muon, mixed_muon, offload, averages };
 
 struct Case {
   WaitSite site;
@@ -53,6 +53,7 @@ inline std::vector<Case> const cases{
     {WaitSite::offload_used, 1, Engine::offload},
     {WaitSite::offload_stored, 1, Engine::averages},
     {WaitSite::optimizer_exchange, 1, Engine::muon},
+    {WaitSite::optimizer_peers_read, 1, Engine::mixed_muon, true},
     {WaitSite::collective_peer_ready, 1, Engine::full},
     {WaitSite::collective_peer_partial, 1, Engine::replicated},
     // Units that differ: a replicated block between others that shard, one of which may stay until backward.
@@ -175,12 +176,13 @@ std::vector<float> train_averages(toy::Run const& run, Device const& device) {
 template <class Device>
 std::vector<float> train(Engine engine, toy::Run run, Device const& device) {
   if (engine == Engine::averages) return train_averages(run, device);
-  if (engine == Engine::muon || engine == Engine::offload) return train_by_optimizers(engine, run, device);
   fsdp::HybridShard<> const hybrid{.group = 2};
-  if (engine == Engine::mixed || engine == Engine::mixed_hybrid) {
+  if (engine == Engine::mixed || engine == Engine::mixed_hybrid || engine == Engine::mixed_muon) {
     run.shape.hidden.resize(5, run.shape.hidden[0]);  // so many that those that take buffers in turn do so
     run.shape.strategies = {{}, {}, fsdp::NoShard{}};
   }
+  if (engine == Engine::muon || engine == Engine::mixed_muon || engine == Engine::offload)
+    return train_by_optimizers(engine, run, device);
   if (engine == Engine::mixed) run.shape.strategies.push_back(fsdp::ShardGradOp{});
   if (engine == Engine::hybrid || engine == Engine::mixed_hybrid) return toy::train_local(hybrid, 4, run, device);
   if (engine == Engine::replicated) return toy::train_local(fsdp::NoShard{}, 4, run, device);

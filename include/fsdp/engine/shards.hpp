@@ -19,6 +19,7 @@
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/failure.hpp"
+#include "fsdp/kernels/norms.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/owned.hpp"
 #include "fsdp/step/contents.hpp"
@@ -196,6 +197,7 @@ class Shards {
     gate().begin_step(given.measurement());
     history().add("step", learning_rate);
     if constexpr (TellsFailure<typename E::Stream>) meet();
+    if (given.measurement() != 0) kernels::count_skipped(engine_->device(), engine_->compute(), norm().result);
     gate().begin_updates();
     if (auto const& offload = engine_->core_.offload; offload) offload->begin_step();
   }

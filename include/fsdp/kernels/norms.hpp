@@ -150,6 +150,13 @@ struct ClipFactor {
   }
 };
 
+struct CountSkipped {
+  template <class Block>
+  FSDP_HD void operator()(Block const& block, std::int64_t, ClipScalars* step) const {
+    if (block.thread() == 0 && step->factor < 0.0f) step->skipped += 1;
+  }
+};
+
 struct UpdateScale {
   template <class Block>
   FSDP_HD void operator()(Block const& block, std::int64_t, ClipScalars const* step, float growth, float backoff,
@@ -215,6 +222,12 @@ template <Device D>
 void clip_factor(D const& device, typename D::Stream& stream, double const* parts, int count, NormKind kind,
                  float max_norm, float const* loss_scale, ClipScalars* out, bool again = false) {
   device.launch(stream, 1, detail::ClipFactor{}, parts, count, kind, max_norm, loss_scale, again, out);
+}
+
+/// Counts a step that clipping skips, in step->skipped.
+template <Device D>
+void count_skipped(D const& device, typename D::Stream& stream, ClipScalars* step) {
+  device.launch(stream, 1, detail::CountSkipped{}, step);
 }
 
 /// After a step: a skipped one multiplies the scale by `backoff`, every `interval` steps taken in a row by `growth`

@@ -58,14 +58,11 @@ FSDP_HD inline float bias_correction(float beta, std::int64_t n) {
 struct BeginStep {
   template <class Block>
   FSDP_HD void operator()(Block const& block, std::int64_t, OptimizerStep* step, float learning_rate, float beta1,
-                          float beta2, ClipScalars* clip, bool counts) const {
+                          float beta2, ClipScalars const* clip) const {
     if (block.thread() != 0) return;
     step->factor = clip == nullptr ? 1.0f : clip->factor;
     step->learning_rate = learning_rate;
-    if (step->factor < 0.0f) {
-      if (counts) clip->skipped += 1;
-      return;
-    }
+    if (step->factor < 0.0f) return;
     step->taken += 1;
     step->correction1 = bias_correction(beta1, step->taken);
     step->correction2 = bias_correction(beta2, step->taken);
@@ -154,11 +151,10 @@ struct Sgd {
 
 /// Writes the scalars of the next step. A step that clipping says to skip leaves `taken` and the corrections alone.
 /// @param clip  what clip_factor decided; null: no clipping
-/// @param counts  count a skipped step in clip->skipped
 template <Device D>
 void begin_step(D const& device, typename D::Stream& stream, OptimizerStep* step, float learning_rate, float beta1,
-                float beta2, ClipScalars* clip, bool counts = true) {
-  device.launch(stream, 1, detail::BeginStep{}, step, learning_rate, beta1, beta2, clip, counts);
+                float beta2, ClipScalars const* clip) {
+  device.launch(stream, 1, detail::BeginStep{}, step, learning_rate, beta1, beta2, clip);
 }
 
 /// One AdamW step over a flat shard, with decoupled weight decay per chunk (Loshchilov and Hutter, arXiv:1711.05101).

@@ -230,18 +230,8 @@ class ShardOptimizer {
       text += formatted("; '{}': lr {}, {}", pattern, options.lr(), Arrays::text(options));
     fsdp::detail::expect_equal_texts(engine_->world(), text, "optimizer options");
   }
-  /// @return the factor of gradients; -1: the step is skipped, which is counted
-  float decided() const {
-    auto* const on_device = engine_->shards().norm().result;
-    auto const& device = engine_->device();
-    auto now = *on_device_copy(on_device);
-    if (now.factor < 0.0f) {
-      ++now.skipped;
-      device.copy_async(engine_->compute(), on_device, &now, sizeof now);
-      device.synchronize(engine_->compute());
-    }
-    return now.factor;
-  }
+  /// @return the factor of gradients; -1: the step is skipped
+  float decided() const { return on_device_copy(engine_->shards().norm().result)->factor; }
   template <class Scalars>
   std::unique_ptr<Scalars> on_device_copy(Scalars const* from) const {
     auto copy = std::make_unique<Scalars>();

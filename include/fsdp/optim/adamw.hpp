@@ -75,7 +75,7 @@ class AdamW {
   }
 
   // Parts of a step, for fsdp::Optimizers: optim/optimizers.hpp says what each is.
-  void begin_step(float lr, ClipScalars* clip, bool counts) { state_.begin_step(lr, clip, counts); }
+  void begin_step(float lr, ClipScalars const* clip) { state_.begin_step(lr, clip); }
   void update(typename E::Unit& unit) {
     state_.for_each_part(unit, [&](auto const& part) {
       if constexpr (State::narrow) {

@@ -93,7 +93,7 @@ class Muon {
   }
 
   // Parts of a step, for fsdp::Optimizers: optim/optimizers.hpp says what each is.
-  void begin_step(float lr, ClipScalars* clip, bool counts) { state_.begin_step(lr, clip, counts); }
+  void begin_step(float lr, ClipScalars const* clip) { state_.begin_step(lr, clip); }
   void update(typename E::Unit& unit) {
     auto const& work = work_[unit.index()];
     if (!work.some) return;
@@ -103,21 +103,23 @@ class Muon {
     auto const begin = unit.shard().begin;
     bool const shared = unit.placement().shards > 1;
     auto *const gathered = buffers_.gathered.template as<float>(), *const moves = buffers_.moves.template as<float>();
-    if (shared) wait_for_peers(buffers_.gather);
+    // Collectives that compute waits for say that peers have ended those before them: a unit's gather of the last
+    // scatter, its scatter of that gather. A unit that is not shared has none.
+    bool const told = shared && order_among_peers<typename E::Comm>();
+    if (!told) wait_for_peers(buffers_.gather);
     state_.for_each_part(unit, [&](auto const& part) {
       kernels::muon_momentum(device, compute, part.chunks, part.chunk_count, part.step,
                              SgdScalars{part.first, options_.nesterov}, static_cast<float const*>(unit.gradient),
                              state_.moment(0, part), gathered + begin);
     });
     auto const elements = static_cast<std::size_t>(unit.shard_numel());
-    if (shared) {
+    if (shared)
       buffers_.gather = collective([&](auto& stream) {
         return engine.shards().gather_communicator().all_gather(stream, static_cast<float const*>(gathered + begin),
                                                                 gathered, elements, Label{unit.name(), "optimizer"});
       });
-      wait_for_peers(buffers_.scatter);
-      device.zero_async(compute, moves, static_cast<std::size_t>(unit.full_numel()) * sizeof(float));
-    }
+    if (!told) wait_for_peers(buffers_.scatter);
+    if (shared) device.zero_async(compute, moves, static_cast<std::size_t>(unit.full_numel()) * sizeof(float));
     for (auto const index : work.own) {
       auto const& tensor = unit.layout().tensors()[index];
       orthogonalise_(device, compute, tensor.shape[0], tensor.shape[1], gathered + tensor.offset, moves + tensor.offset,
@@ -282,14 +284,14 @@ class Muon {
     device.wait(engine.compute(), std::as_const(buffers_.exchanged), WaitSite::optimizer_exchange);
     return ticket;
   }
-  /// Compute waits until peers have read this rank's input of a collective. The next collective says so in its turn,
-  /// and compute waits for that, unless the communicator does not promise it.
-  void wait_for_peers(Ticket ticket) {
-    auto& engine = state_.engine();
-    if (!order_among_peers<typename E::Comm>() && ticket.sequence != 0)
-      engine.shards().with_cause([&] {
-        engine.shards().gather_communicator().wait_for_peers(engine.compute(), ticket, WaitSite::gather_peers_read);
-      });
+  /// Compute waits until peers have read this rank's input of the collective, once.
+  void wait_for_peers(Ticket& ticket) {
+    auto const read = std::exchange(ticket, {});
+    if (read.sequence == 0) return;
+    auto const shards = state_.engine().shards();
+    shards.with_cause([&] {
+      shards.gather_communicator().wait_for_peers(state_.engine().compute(), read, WaitSite::optimizer_peers_read);
+    });
   }
 
   float scale_of(TensorInfo const& tensor) const {

@@ -108,20 +108,17 @@ class OptimizerState {
                  "rank {}: {}: tensor '{}' belongs to another optimizer; step with fsdp::Optimizers", engine().rank(),
                  name_, layout_->left_out());
     shards.begin_step(name_, learning_rate, clip);
-    begin_step(learning_rate, clip.engine() != nullptr ? shards.norm().result : nullptr, true);
+    begin_step(learning_rate, clip.engine() != nullptr ? shards.norm().result : nullptr);
     detail::update_units(shards, update);
   }
   /// Enqueues the kernel that writes the step's scalars.
   /// @param clip  what clip_factor decided; null: no clipping
-  /// @param counts  count the step in clip->skipped if it is skipped
-  void begin_step(float learning_rate, ClipScalars* clip, bool counts) {
+  void begin_step(float learning_rate, ClipScalars const* clip) {
     expect_learning_rate(name_, learning_rate);
     auto* step = steps_;
-    for (auto const& settings : layout_->groups()) {
+    for (auto const& settings : layout_->groups())
       kernels::begin_step(engine().device(), engine().compute(), step++, learning_rate * settings.lr_scale,
-                          settings.first, settings.second, clip, counts);
-      counts = false;
-    }
+                          settings.first, settings.second, clip);
     moments_->begin_step();
   }
   /// Calls `launch(Part)` for each group of the unit's tensors, to enqueue its kernel.

@@ -23,19 +23,18 @@ namespace fsdp {
 /// An optimizer that can be one of several: AdamW, Sgd and Muon are, and yours may be.
 ///
 /// - `owns(tensor)` says whether it updates the tensor; the answer stays the same.
-/// - `begin_step(lr, clip, counts)` enqueues what precedes the units. `clip->factor` is in device memory: the kernels
-///   multiply gradients by it, and change nothing if it is negative. `clip` is null if nothing is clipped. If `counts`
-///   is set and the optimizer keeps a count of skipped steps in `clip->skipped`, it adds this one.
+/// - `begin_step(lr, clip)` enqueues what precedes the units. `clip->factor` is in device memory: the kernels multiply
+///   gradients by it, and change nothing if it is negative. `clip` is null if nothing is clipped.
 /// - `update(unit)` enqueues the update of its tensors of this unit. Their gradients are complete on compute. It is
 ///   called once for every unit that trains, in declared order, whether or not it owns some tensor of the unit.
 ///
 /// Everything is enqueued on the engine's compute stream, or ordered with it.
 template <class O, class E>
-concept OptimizerPart = requires(O& optimizer, O const& constant, TensorInfo const& tensor, float lr, ClipScalars* clip,
-                                 typename E::Unit& unit) {
+concept OptimizerPart = requires(O& optimizer, O const& constant, TensorInfo const& tensor, float lr,
+                                 ClipScalars const* clip, typename E::Unit& unit) {
   { constant.owns(tensor) } -> std::convertible_to<bool>;
   { constant.name() } -> std::convertible_to<std::string_view>;
-  optimizer.begin_step(lr, clip, true);
+  optimizer.begin_step(lr, clip);
   optimizer.update(unit);
 };
 
@@ -113,12 +112,9 @@ class Optimizers {
     auto const turn = shards.enter("Optimizers::step");
     shards.begin_step("Optimizers", rates[0], norm);
     for (std::size_t other = 1; other < count; ++other) shards.history().add("learning rate", rates[other]);
-    auto* const clip = norm.engine() != nullptr ? shards.norm().result : nullptr;
+    ClipScalars const* const clip = norm.engine() != nullptr ? shards.norm().result : nullptr;
     std::size_t i = 0;
-    for_each_part([&](auto& part) {
-      part.begin_step(rates[i], clip, i == 0);
-      ++i;
-    });
+    for_each_part([&](auto& part) { part.begin_step(rates[i++], clip); });
     detail::update_units(shards, [this](auto& unit) { this->for_each_part([&](auto& part) { part.update(unit); }); });
   }
   /// The same with the learning rates of the optimizers' options: each has a member options().lr.

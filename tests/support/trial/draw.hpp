@@ -52,6 +52,7 @@ struct Limits {
   bool freezes = false;    ///< some units, now and then
   bool narrow = false;     ///< parameters are bf16 now and then
   bool paths = false;      ///< passes leave out parts, and repeat some, now and then
+  bool communicates = false;  ///< optimizers have collectives, now and then
 };
 
 inline std::vector<Index> draw_shape(Draw& draw, std::size_t rank, Index most_elements) {
@@ -390,6 +391,8 @@ inline Trial draw_trial(Draw& draw, Limits const& limits) {
   if (limits.freezes && draw.once_in(2)) freeze_tensors(trial.model, static_cast<std::uint32_t>(draw.word()));
   if (limits.paths && draw.once_in(3)) draw_paths(draw, trial);
   trial.narrow = limits.narrow && draw.once_in(4);
+  trial.optimizer.muon = limits.communicates && draw.once_in(3);
+  trial.optimizer.centred = limits.communicates && draw.once_in(3);
   return trial;
 }
 

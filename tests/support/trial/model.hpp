@@ -139,6 +139,8 @@ struct OptimizerSpec {
   float weight_decay = 0.0f;
   bool second = false;  ///< a second optimizer, SGD, owns some tensors: see owners_of
   bool group = false;   ///< one tensor of the first has settings of its own: `grouped`
+  bool muon = false;     ///< Muon owns matrices
+  bool centred = false;  ///< Centred owns some tensors
 };
 /// Settings of the second optimizer, and of the group of the first.
 inline constexpr float second_momentum = 0.5f;
@@ -181,26 +183,32 @@ struct Trial {
 
 /// Who owns the tensors that train.
 struct Owners {
-  std::vector<std::string> second;  ///< tensors of the second optimizer; empty: there is none
-  std::string grouped;              ///< the tensor of the first one's group; empty: there is none
+  using Names = std::vector<std::string>;
+  Names first;
+  Names second, muon, centred;  ///< empty: there is no such optimizer
+  std::string grouped;          ///< the tensor of the first one's group; empty: there is none
 
-  bool in_second(std::string const& tensor) const {
-    return std::find(second.begin(), second.end(), tensor) != second.end();
+  static bool has(Names const& names, std::string const& tensor) {
+    return std::find(names.begin(), names.end(), tensor) != names.end();
   }
+  bool are_several() const { return !second.empty() || !muon.empty() || !centred.empty(); }
 };
 inline Owners owners_of(Model const& model, OptimizerSpec const& optimizer) {
   Owners owners;
-  std::vector<std::string> first;
+  auto& first = owners.first;
+  Owners::Names known;
   for (auto const& part : model.parts)
     for (auto const& tensor : part.tensors) {
       auto const name = part.prefix + "." + tensor.name;
-      if (model.is_frozen(part, tensor) || owners.in_second(name) ||
-          std::find(first.begin(), first.end(), name) != first.end())
-        continue;
-      bool const second = optimizer.second && fsdp::hash_name(name) % 3 == 0;
-      (second ? owners.second : first).push_back(name);
+      if (model.is_frozen(part, tensor) || Owners::has(known, name)) continue;
+      known.push_back(name);
+      auto const draw = fsdp::hash_name(name);
+      bool const second = optimizer.second && draw % 3 == 0;
+      bool const centred = optimizer.centred && draw % 5 < 2, muon = optimizer.muon && tensor.shape.size() == 2;
+      (second ? owners.second : centred ? owners.centred : muon ? owners.muon : first).push_back(name);
     }
-  if (first.empty()) std::swap(first, owners.second);
+  for (auto* const other : {&owners.second, &owners.centred, &owners.muon})
+    if (first.empty()) std::swap(first, *other);
   if (optimizer.group && !first.empty()) owners.grouped = first[first.size() / 2];
   return owners;
 }

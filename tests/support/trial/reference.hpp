@@ -159,7 +159,11 @@ class Reference {
     for (std::size_t t = 0; t < parameters_.size(); ++t) {
       auto const& name = parameters_[t].name;
       if (!trains(name)) continue;
-      bool const second = owners.in_second(name), grouped = name == owners.grouped;
+      if (Owners::has(owners.centred, name)) {
+        centre(t, of_step, factor);
+        continue;
+      }
+      bool const second = Owners::has(owners.second, name), grouped = name == owners.grouped;
       bool const adamw = how.adamw && !second;
       double const decay = second         ? 0.0
                            : grouped      ? static_cast<double>(grouped_weight_decay)
@@ -189,6 +193,14 @@ class Reference {
     }
     has_gradient_.clear();
     note_sizes();
+  }
+  void centre(std::size_t tensor, double rate, double factor) {
+    auto& slopes = gradients_[tensor].values;
+    double sum = 0.0;
+    for (double const slope : slopes) sum += slope;
+    for (std::size_t i = 0; i < slopes.size(); ++i)
+      parameters_[tensor].values[i] -= rate * factor * (slopes[i] - sum / static_cast<double>(slopes.size()));
+    std::fill(slopes.begin(), slopes.end(), 0.0);
   }
   /// The tensor has a gradient in the step to come.
   bool trains(std::string const& name) const {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -21,10 +22,12 @@
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
 #include "fsdp/offload.hpp"
+#include "fsdp/optim/muon.hpp"
 #include "fsdp/optim/optimizers.hpp"
 #include "fsdp/paths.hpp"
 #include "tests/support/backward_flags.hpp"
 #include "tests/support/trial/model.hpp"
+#include "tests/support/trial/optimizers.hpp"
 #include "tests/support/trial/part.hpp"
 
 namespace trial {
@@ -278,13 +281,16 @@ class EngineTrainer final : public Trainer {
                               .gradients = setting.offloads_gradients});
     if (setting.traced) engine_.start_trace(1000);
     auto const& how = of.optimizer;
-    auto first = fsdp::TensorSelection::all();
-    if (!owners_.second.empty()) {
-      auto second = fsdp::TensorSelection::none();
-      for (auto const& tensor : owners_.second) second.add(tensor);
-      second_.emplace(engine_, std::move(second), fsdp::SgdOptions{.momentum = second_momentum});
-      first = second_->rest();
-    }
+    auto const selected = [](Owners::Names const& names) {
+      auto selection = fsdp::TensorSelection::none();
+      for (auto const& name : names) selection.add(name);
+      return selection;
+    };
+    auto first = owners_.are_several() ? selected(owners_.first) : fsdp::TensorSelection::all();
+    if (!owners_.second.empty())
+      second_.emplace(engine_, selected(owners_.second), fsdp::SgdOptions{.momentum = second_momentum});
+    if (!owners_.muon.empty()) muon_.emplace(engine_, selected(owners_.muon));
+    if (!owners_.centred.empty()) centred_.emplace(engine_, selected(owners_.centred));
     std::vector<fsdp::ParamGroup> groups;
     if (!owners_.grouped.empty()) {
       auto& group = groups.emplace_back();
@@ -298,8 +304,12 @@ class EngineTrainer final : public Trainer {
     else
       sgd_.emplace(engine_, std::move(first),
                    fsdp::SgdOptions{.momentum = how.momentum, .weight_decay = how.weight_decay}, groups);
-    if (second_ && adamw_) with_adamw_.emplace(*second_, *adamw_);
-    if (second_ && sgd_) with_sgd_.emplace(*second_, *sgd_);
+    auto const add = [this](std::size_t at, auto& optimizer) {
+      if (optimizer) several_[at] = AnyPart<Engine>(engine_, *optimizer);
+    };
+    add(0, centred_), add(1, muon_), add(2, second_), add(3, adamw_);
+    if (sgd_) add(3, sgd_);
+    if (owners_.are_several()) together_.emplace(several_[0], several_[1], several_[2], several_[3]);
   }
 
   fsdp::host::Stream& compute() override { return engine_.compute(); }
@@ -354,10 +364,8 @@ class EngineTrainer final : public Trainer {
     return reads ? norm_.value() : 0.0;
   }
   void step(float rate) override {
-    if (with_adamw_)
-      with_adamw_->step({rate, rate}, norm_);
-    else if (with_sgd_)
-      with_sgd_->step({rate, rate}, norm_);
+    if (together_)
+      together_->step({rate, rate, rate, rate}, norm_);
     else
       adamw_ ? adamw_->step(rate, norm_) : sgd_->step(rate, norm_);
     norm_ = {};
@@ -388,20 +396,22 @@ class EngineTrainer final : public Trainer {
     });
   }
   void expect_bytes() override {
+    if (muon_ || centred_) return;  // they allocate more, which no plan knows
     auto input = engine_.plan_input();
     int const moments = adamw_ ? 2 : momentum_ ? 1 : 0;
     input.moments = second_ ? 0 : moments;
     auto const plan = fsdp::memory_plan(input);
     // The plan knows one optimizer. Of a unit with two, each keeps the parts of its own tensors.
     std::int64_t shared = 0, largest[2] = {0, 0};
+    auto const is_second = [this](std::string const& tensor) { return Owners::has(owners_.second, tensor) ? 1 : 0; };
     auto const shards = engine_.shards();
     for (std::size_t u = 0; second_ && u < shards.size(); ++u) {
       if (!shards[u].trains()) continue;
       std::int64_t of[2] = {0, 0};
       bool some[2] = {false, false};
-      for (auto const& tensor : shards[u].layout().tensors()) some[owners_.in_second(tensor.name) ? 1 : 0] = true;
+      for (auto const& tensor : shards[u].layout().tensors()) some[is_second(tensor.name)] = true;
       for (auto const& part : shards[u].layout().segments(shards[u].shard()))
-        of[owners_.in_second(shards[u].layout().tensors()[part.tensor].name) ? 1 : 0] +=
+        of[is_second(shards[u].layout().tensors()[part.tensor].name)] +=
             fsdp::align_up(part.count, fsdp::layout_alignment);
       for (int i = 0; i < 2; ++i)
         if (some[i] && !some[1 - i]) of[i] = shards[u].shard_numel();
@@ -448,8 +458,10 @@ class EngineTrainer final : public Trainer {
   fsdp::testing::BackwardScopes<Engine> scopes_{engine_};
   std::optional<fsdp::AdamW<Engine>> adamw_;
   std::optional<fsdp::Sgd<Engine>> sgd_, second_;
-  std::optional<fsdp::Optimizers<fsdp::Sgd<Engine>, fsdp::AdamW<Engine>>> with_adamw_;
-  std::optional<fsdp::Optimizers<fsdp::Sgd<Engine>, fsdp::Sgd<Engine>>> with_sgd_;
+  std::optional<fsdp::Muon<Engine>> muon_;
+  std::optional<Centred<Engine>> centred_;
+  std::array<AnyPart<Engine>, 4> several_{AnyPart{engine_}, AnyPart{engine_}, AnyPart{engine_}, AnyPart{engine_}};
+  std::optional<fsdp::Optimizers<AnyPart<Engine>, AnyPart<Engine>, AnyPart<Engine>, AnyPart<Engine>>> together_;
 };
 
 using Local = fsdp::local::Communicator<fsdp::host::Device>;
