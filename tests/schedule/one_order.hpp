@@ -120,8 +120,9 @@ Outcome drift(fsdp::ShardingStrategy const& strategy, C comm, Drift how) {
 }
 /// "" if a rank of drift() ended in an error that says how it came there, else what is wrong.
 inline std::string verdict(Drift how, int rank, Outcome const& got) {
-  constexpr std::string_view said[] = {"after step 0.5, history", "after step 0.5, history",
-                                       "after discard_gradients 0, history", "after l2 to 1", "after l1 to 1"};
+  constexpr std::string_view said[] = {"after step with learning rate 0.5, history",
+                                       "after step with learning rate 0.5, history", "after discard_gradients, history",
+                                       "after l2 norm with max_norm 1", "after l1 norm with max_norm 1"};
   auto const part = said[static_cast<int>(how)];
   // A rank that steps without the others waits for them before its first update.
   bool const waits = how == Drift::no_step || how == Drift::discard;
@@ -144,7 +145,8 @@ inline std::string verdict(Fault fault, Next next, int rank, int size, Outcome c
     if (got.kind != "order") return wrong("in an OrderError");
     std::vector<std::string> parts{fmt::format("rank {}: ranks disagree", rank), fmt::format("rank {} ", size - 1)};
     // Ranks may meet in another collective first, which compares what they did before it.
-    bool const by_history = fault == Fault::reduces_not && got.text.find("after unreduced micro-step") != got.text.npos;
+    bool const by_history =
+        fault == Fault::reduces_not && got.text.find("number of unreduced micro-steps") != got.text.npos;
     if (named && fault == Fault::clips_alone && next == Next::forward) {
       parts.insert(parts.end(), {"unit 'gradient norm' (optimizer)", "unit 'all units' (optimizer)"});
     } else if (named && !by_history) {

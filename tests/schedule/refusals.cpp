@@ -302,7 +302,32 @@ TEST_CASE("ranks that have stepped or discarded otherwise neither step, export n
     pass(layers, 1.0f);
     sgd.step(engine.rank() == 0 ? 0.5f : 0.25f);
   });
-  CHECK(contains(stepped, "unit 'all units' (optimizer) after step 0.5"));
+  CHECK(contains(stepped, "ranks disagree about collective"));
+  CHECK(contains(stepped, "learning rate differs: "));
+  CHECK(contains(stepped, "unit 'all units' (optimizer) after step with learning rate 0.5"));
+}
+
+TEST_CASE("what ranks compare, they compare in every bit, and name") {
+  auto const clipped = [](float most) {
+    return on_engine(2, [&](Engine& engine, Layers& layers) {
+      fsdp::Sgd sgd(engine, {.lr = 1.0f});
+      pass(layers, 1.0f);
+      sgd.step(fsdp::clip_grad_norm(engine, engine.rank() == 0 ? 0.3f : most));
+    });
+  };
+  CHECK(clipped(0.3f).empty());
+  CHECK(contains(clipped(0.3000004f), "max_norm differs: "));
+  CHECK(contains(clipped(0.3000004f), "0.3000004 on rank 1"));
+  auto const counted = [](std::int64_t steps) {
+    return on_engine(2, [&](Engine& engine, Layers& layers) {
+      fsdp::Sgd sgd(engine, {.lr = 1.0f});
+      sgd.set_steps(engine.rank() == 0 ? std::int64_t{1} << 24 : steps);
+      layers[0].forward();
+    });
+  };
+  CHECK(counted(std::int64_t{1} << 24).empty());
+  CHECK(contains(counted((std::int64_t{1} << 24) + 1), "number of steps differs: "));
+  CHECK(contains(counted((std::int64_t{1} << 24) + 1), "16777217 on rank 1"));
 }
 
 TEST_CASE("ranks compare the strategy of each unit, by its answers") {
@@ -332,14 +357,14 @@ TEST_CASE("ranks compare what initial parameters and optimizers depend on") {
                              engine.seal();
                            }),
                  "init constant(1)\", rank 1 has \"unit 'x': tensor 'x.w' (4) at 0, decay true, init normal(0, 0.5)"));
-  CHECK(
-      contains(on_engine(2, [](Engine& engine,
-                               Layers&) { fsdp::AdamW adamw(engine, {.beta2 = engine.rank() == 0 ? 0.999f : 0.99f}); }),
-               "ranks disagree: rank 0 has \"AdamW: lr 0.001, betas 0.9 and 0.999"));
+  CHECK(contains(
+      on_engine(2, [](Engine& engine,
+                      Layers&) { fsdp::AdamW adamw(engine, {.beta2 = engine.rank() == 0 ? 0.999f : 0.99f}); }),
+      "ranks disagree: beta2 differs: 0.999 on rank 0, 0.99 on rank 1; rank 0 has \"AdamW: lr 0.001, beta1 0.9"));
   CHECK(
       contains(on_engine(2, [](Engine& engine,
                                Layers&) { fsdp::Sgd sgd(engine, {.weight_decay = engine.rank() == 0 ? 0.0f : 0.1f}); }),
-               "ranks disagree: rank 0 has \"Sgd: lr 0.01"));
+               "ranks disagree: weight decay differs: 0 on rank 0, 0.1 on rank 1; rank 0 has \"Sgd: lr 0.01"));
 }
 
 TEST_CASE("options are refused where they are given") {

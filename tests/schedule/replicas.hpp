@@ -41,13 +41,14 @@ constexpr std::string_view name(Drift how) {
 }
 /// What the message must have. For imports_alone: the peer waits elsewhere, and several texts name that.
 constexpr std::string_view expected(Drift how) {
-  constexpr std::array<std::string_view, 7> texts{"replicas of unit 'layer.0' differ in imported values",
-                                                  "imported values",
-                                                  "ranks disagree about collective",
-                                                  "after unreduced micro-step",
-                                                  "ranks disagree about collective",
-                                                  "after step 0.25, history",
-                                                  "engine 1 of its mesh ended after unreduced micro-step, history"};
+  constexpr std::array<std::string_view, 7> texts{
+      "replicas of unit 'layer.0' differ in imported values",
+      "imported values",
+      "ranks disagree about collective",
+      "number of unreduced micro-steps differs: ",
+      "ranks disagree about collective",
+      "learning rate differs: 0.5 on rank 0, 0.25 on rank ",
+      "engine 1 of its mesh ended after number of unreduced micro-steps 1, history"};
   return texts[static_cast<std::size_t>(how)];
 }
 

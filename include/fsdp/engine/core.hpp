@@ -152,7 +152,7 @@ struct EngineCore {
     }
     passes.discard();
     gate.forget_norm();
-    if (some) history.add("discard_gradients", 0.0f);
+    if (some) history.add("discard_gradients");
   }
   /// A scope begins.
   /// @throws UsageError for want of buffers; nothing has changed then

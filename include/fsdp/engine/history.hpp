@@ -20,25 +20,25 @@ namespace fsdp::detail {
 /// communicators that compare labels throw an OrderError.
 class History {
  public:
-  /// @param what  a literal
+  /// @param what  a literal that ends with the name of the value
   void add(std::string_view what, float value) {
-    for (auto const more : {hash_name(what), std::uint64_t{std::bit_cast<std::uint32_t>(value)}})
-      hash_ = (hash_ ^ more) * 0x9e3779b97f4a7c15u + (hash_ >> 29);
-    what_ = what;
-    value_ = value;
-    has_value_ = true;
-    size_ = 0;
+    note(what, std::bit_cast<std::uint32_t>(value), Value::real);
+    real_ = value;
+  }
+  void add(std::string_view what, std::int64_t value) {
+    note(what, static_cast<std::uint64_t>(value), Value::whole);
+    whole_ = value;
   }
   /// The same for an event without a number.
-  void add(std::string_view what) {
-    add(what, 0.0f);
-    has_value_ = false;
-  }
+  void add(std::string_view what) { note(what, 0, Value::none); }
+  /// An event that may come several times in a row. @param what  a literal that ends with the name of their number
+  void count(std::string_view what) { add(what, what_ == what ? whole_ + 1 : 1); }
   /// The last of them, and all; nothing at first. Until the next add(). Made when somebody reads it.
   [[gnu::noinline]] std::string_view text() const {
     if (size_ == 0 && !what_.empty())
-      size_ = (has_value_ ? formatted_to(text_, "{} {:g}, history {:x}", what_, value_, hash_)
-                          : formatted_to(text_, "{}, history {:x}", what_, hash_))
+      size_ = (kind_ == Value::real    ? formatted_to(text_, "{} {}, history {:x}", what_, real_, hash_)
+               : kind_ == Value::whole ? formatted_to(text_, "{} {}, history {:x}", what_, whole_, hash_)
+                                       : formatted_to(text_, "{}, history {:x}", what_, hash_))
                   .size();
     return {text_.data(), size_};
   }
@@ -46,11 +46,21 @@ class History {
   Label label(std::string_view unit, std::string_view pass) const { return {unit, pass, text()}; }
 
  private:
+  enum class Value : unsigned char { none, real, whole };
+
+  void note(std::string_view what, std::uint64_t bits, Value kind) {
+    for (auto const more : {hash_name(what), bits}) hash_ = (hash_ ^ more) * 0x9e3779b97f4a7c15u + (hash_ >> 29);
+    what_ = what;
+    kind_ = kind;
+    size_ = 0;
+  }
+
   std::uint64_t hash_ = 0;
   std::string_view what_;
-  float value_ = 0;
-  bool has_value_ = false;
-  mutable std::array<char, 64> text_{};
+  Value kind_ = Value::none;
+  float real_ = 0;
+  std::int64_t whole_ = 0;
+  mutable std::array<char, 80> text_{};
   mutable std::size_t size_ = 0;
 };
 

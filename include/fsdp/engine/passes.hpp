@@ -149,7 +149,7 @@ class Passes {
       if (freezes_parameters()) return flags_.end_activations(), history_->add("pass without gradients");
       flags_.end_backward();
       // Replicas make no collective in such a micro-step: only their histories tell how many they have made.
-      if ((flags_.now() & syncs_all) == 0) history_->add("unreduced micro-step");
+      if ((flags_.now() & syncs_all) == 0) history_->count("number of unreduced micro-steps");
     });
   }
 

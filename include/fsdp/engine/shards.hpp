@@ -195,7 +195,7 @@ class Shards {
                  "the optimizer's step",
                  engine_->rank(), optimizer);
     gate().begin_step(given.measurement());
-    history().add("step", learning_rate);
+    history().add("step with learning rate", learning_rate);
     if constexpr (TellsFailure<typename E::Stream>) meet();
     if (given.measurement() != 0) kernels::count_skipped(engine_->device(), engine_->compute(), norm().result);
     gate().begin_updates();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fsdp/consult.hpp"
+#include "fsdp/difference.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/init.hpp"
 #include "fsdp/layout.hpp"
@@ -44,7 +45,10 @@ namespace fsdp::detail {
   };
   for (std::size_t a = 1, b = 1; a < texts[0].size() || b < texts[other].size();) {
     auto const ours = line(texts[0], a), theirs = line(texts[other], b);
-    if (ours != theirs) return formatted("rank 0 has \"{}\", rank {} has \"{}\"", ours, other, theirs);
+    if (ours == theirs) continue;
+    auto const value = value_that_differs(ours, 0, theirs, static_cast<int>(other));
+    return formatted("{}{}rank 0 has \"{}\", rank {} has \"{}\"", value, value.empty() ? "" : "; ", ours, other,
+                     theirs);
   }
   return formatted("rank {} has another text than rank 0", other);
 }
@@ -70,8 +74,11 @@ template <class Failure = ConfigError, class C>
   std::vector<double> mean(texts[0].rfind('\n') / sizeof(double)), theirs(mean.size());
   auto const bytes = mean.size() * sizeof(double);
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    if (said(texts[rank]) != said(texts[0]))
-      return formatted("!rank 0 averages {}, rank {} averages {}", said(texts[0]), rank, said(texts[rank]));
+    if (said(texts[rank]) != said(texts[0])) {
+      auto const value = value_that_differs(said(texts[0]), 0, said(texts[rank]), static_cast<int>(rank));
+      return formatted("!{}{}rank 0 averages {}, rank {} averages {}", value, value.empty() ? "" : "; ", said(texts[0]),
+                       rank, said(texts[rank]));
+    }
     if (bytes != 0) std::memcpy(theirs.data(), texts[rank].data(), bytes);
     for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += theirs[i];
   }

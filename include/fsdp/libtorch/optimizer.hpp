@@ -182,7 +182,7 @@ class ShardOptimizer {
   /// Continues as after `steps` steps, with the arrays that state() has returned.
   void set_steps(std::int64_t steps) {
     FSDP_EXPECTS(steps >= 0, "rank {}: {}::set_steps: expected 0 or more, got {}", engine_->rank(), name(), steps);
-    engine_->shards().history().add("set_steps", static_cast<float>(steps));
+    engine_->shards().history().add("set_steps with number of steps", steps);
     steps_ = steps;
     for (auto& part : parts_) {
       if (steps == 0 && Arrays::lazy) {

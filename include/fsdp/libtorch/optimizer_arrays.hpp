@@ -54,7 +54,7 @@ struct AdamArrays {
   static void set_step(State& state, std::int64_t step) { state.step(step); }
   template <class Options>
   static std::string text(Options const& options) {
-    return formatted("betas {} {}, eps {}, weight decay {}, amsgrad {}", std::get<0>(options.betas()),
+    return formatted("beta1 {}, beta2 {}, eps {}, weight decay {}, amsgrad {}", std::get<0>(options.betas()),
                      std::get<1>(options.betas()), options.eps(), options.weight_decay(), options.amsgrad());
   }
 };

@@ -117,7 +117,7 @@ class AdamW {
     return options;
   }
   [[gnu::cold]] static std::string text(AdamWOptions const& options) {
-    return formatted("lr {}, betas {} and {}, eps {}, weight decay {}, stochastic rounding {}, seed {}", options.lr,
+    return formatted("lr {}, beta1 {}, beta2 {}, eps {}, weight decay {}, stochastic rounding {}, seed {}", options.lr,
                      options.beta1, options.beta2, options.eps, options.weight_decay, options.stochastic_rounding,
                      options.seed);
   }

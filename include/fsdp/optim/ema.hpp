@@ -101,7 +101,7 @@ class Ema {
     gate.expect_at_rest("averages of weights are updated");
     gate.expect_not_swapped("averages of weights are updated");
     auto const* const step = gate.last_step_measured("Ema::update") ? shards.norm().result : nullptr;
-    shards.history().add("Ema::update", decay);
+    shards.history().add("Ema::update with decay", decay);
     now.for_each_unit([&](auto& unit, float* average) {
       shards.order_read(unit);
       unit.with_master([&](auto const* master) {

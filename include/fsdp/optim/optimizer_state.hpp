@@ -163,7 +163,7 @@ class OptimizerState {
   void set_steps(std::int64_t steps) {
     FSDP_EXPECTS(steps >= 0, "rank {}: {}::set_steps: expected 0 or more, got {}", engine().rank(), name_, steps);
     auto const turn = engine().shards().enter("set_steps");
-    engine().shards().history().add("set_steps", static_cast<float>(steps));
+    engine().shards().history().add("set_steps with number of steps", steps);
     OptimizerStep const now{.taken = steps};
     for (std::size_t group = 0; group < layout_->groups().size(); ++group)
       engine().device().copy_async(engine().compute(), steps_ + group, &now, sizeof now);

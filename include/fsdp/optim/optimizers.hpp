@@ -111,7 +111,8 @@ class Optimizers {
     auto const shards = engine_->shards();
     auto const turn = shards.enter("Optimizers::step");
     shards.begin_step("Optimizers", rates[0], norm);
-    for (std::size_t other = 1; other < count; ++other) shards.history().add("learning rate", rates[other]);
+    for (std::size_t other = 1; other < count; ++other)
+      shards.history().add("step with another learning rate", rates[other]);
     ClipScalars const* const clip = norm.engine() != nullptr ? shards.norm().result : nullptr;
     std::size_t i = 0;
     for_each_part([&](auto& part) { part.begin_step(rates[i++], clip); });

@@ -172,8 +172,8 @@ inline std::string far_from(Reference const& reference, int rank, Outcome<float>
   return far("parameter", outcome.parameters, reference.parameters(), &reference.largest());
 }
 
-/// Runs all settings. Trials in bf16 and with Muon, whose iterations enlarge roundings, and settings that round gradients
-/// are far from the reference. @return what differs; empty: nothing
+/// Runs all settings. Trials in bf16 and with Muon, whose iterations enlarge roundings, and settings that round
+/// gradients are far from the reference. @return what differs; empty: nothing
 /// @param compared  counts the pairs that were compared bit for bit
 inline std::string compare(Trial const& trial, std::vector<Setting> const& settings, int* compared = nullptr) {
   std::vector<Outcomes> outcomes;

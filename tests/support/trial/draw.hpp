@@ -48,10 +48,10 @@ struct Limits {
   int least_ranks = 1, most_ranks = 7;
   Index most_elements = 600;  ///< of a tensor
   int least_steps = 2, most_steps = 3;
-  bool infinities = true;  ///< now and then in gradients
-  bool freezes = false;    ///< some units, now and then
-  bool narrow = false;     ///< parameters are bf16 now and then
-  bool paths = false;      ///< passes leave out parts, and repeat some, now and then
+  bool infinities = true;     ///< now and then in gradients
+  bool freezes = false;       ///< some units, now and then
+  bool narrow = false;        ///< parameters are bf16 now and then
+  bool paths = false;         ///< passes leave out parts, and repeat some, now and then
   bool communicates = false;  ///< optimizers have collectives, now and then
 };
 

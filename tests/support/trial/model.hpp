@@ -137,8 +137,8 @@ struct OptimizerSpec {
   bool adamw = true;
   float momentum = 0.0f;  ///< of SGD
   float weight_decay = 0.0f;
-  bool second = false;  ///< a second optimizer, SGD, owns some tensors: see owners_of
-  bool group = false;   ///< one tensor of the first has settings of its own: `grouped`
+  bool second = false;   ///< a second optimizer, SGD, owns some tensors: see owners_of
+  bool group = false;    ///< one tensor of the first has settings of its own: `grouped`
   bool muon = false;     ///< Muon owns matrices
   bool centred = false;  ///< Centred owns some tensors
 };

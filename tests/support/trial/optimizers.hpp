@@ -15,8 +15,8 @@
 
 namespace trial {
 
-/// Moves each tensor by its gradient minus the gradient's mean over the whole tensor, which lies in the shards of several
-/// ranks: they gather the unit's gradients on the compute stream, over a communicator of its own.
+/// Moves each tensor by its gradient minus the gradient's mean over the whole tensor, which lies in the shards of
+/// several ranks: they gather the unit's gradients on the compute stream, over a communicator of its own.
 template <class E>
 class Centred {
  public:
@@ -49,9 +49,9 @@ class Centred {
     engine_->device().copy_async(compute, own, static_cast<float const*>(unit.gradient),
                                  static_cast<std::size_t>(unit.shard_numel()) * sizeof(float));
     if (unit.placement().shards > 1)
-      sent_ = shard_group_.all_gather(compute, static_cast<float const*>(own), whole,
-                                      static_cast<std::size_t>(unit.shard_numel()),
-                                      fsdp::Label{unit.name(), "optimizer"});
+      sent_ =
+          shard_group_.all_gather(compute, static_cast<float const*>(own), whole,
+                                  static_cast<std::size_t>(unit.shard_numel()), fsdp::Label{unit.name(), "optimizer"});
     for (auto const& part : unit.layout().segments(unit.shard())) {
       auto const& tensor = unit.layout().tensors()[part.tensor];
       if (!owns(tensor)) continue;

@@ -57,10 +57,10 @@ std::string literal(Op const& op) {
 }
 
 std::string literal(Trial const& trial) {
-  auto text = fmt::format("{{{},\n    {},\n    {{{}, {}, {}, {}, {}, {}, {}}},\n    {{", trial.ranks, literal(trial.model),
-                          trial.optimizer.adamw, literal(trial.optimizer.momentum),
-                          literal(trial.optimizer.weight_decay), trial.optimizer.second, trial.optimizer.group,
-                          trial.optimizer.muon, trial.optimizer.centred);
+  auto text =
+      fmt::format("{{{},\n    {},\n    {{{}, {}, {}, {}, {}, {}, {}}},\n    {{", trial.ranks, literal(trial.model),
+                  trial.optimizer.adamw, literal(trial.optimizer.momentum), literal(trial.optimizer.weight_decay),
+                  trial.optimizer.second, trial.optimizer.group, trial.optimizer.muon, trial.optimizer.centred);
   for (auto const& op : trial.script) text += literal(op) + ",\n     ";
   return text + fmt::format("}}, {}}}", trial.narrow);
 }

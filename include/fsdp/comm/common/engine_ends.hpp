@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "fsdp/comm/common/call_note.hpp"
+#include "fsdp/difference.hpp"
 #include "fsdp/fixed_array.hpp"
 #include "fsdp/format.hpp"
 
@@ -19,7 +20,7 @@ namespace fsdp::comm {
 struct EngineEnd {
   std::uint64_t world = 0;         ///< number of the engine's communicator, equal on its ranks and no other's
   std::int64_t engine = 0;         ///< its number in its mesh
-  std::array<char, 64> history{};  ///< text of the rank's detail::History
+  std::array<char, 80> history{};  ///< text of the rank's detail::History
 
   std::string said() const {
     return history[0] == '\0' ? std::string("without any step")
@@ -38,7 +39,7 @@ class EngineEnds {
         for (std::size_t i = 1; i < most; ++i) list_[i - 1] = list_[i];
         --size_;
       }
-      list_[size_++] = {world, engine, cut<64>(history)};
+      list_[size_++] = {world, engine, cut<80>(history)};
     } catch (...) {
     }
   }
@@ -51,6 +52,16 @@ class EngineEnds {
   std::size_t size_ = 0;
 };
 
+/// A sentence about one engine's ends on two ranks.
+[[gnu::cold]] inline std::string differing_ends(EngineEnd const& one, int rank, EngineEnd const& other,
+                                                int other_rank) {
+  auto const value = fsdp::detail::value_that_differs(one.history.data(), rank, other.history.data(), other_rank);
+  return formatted(
+      "ranks disagree about their last steps, which no later collective has compared: {}{}engine {} of its mesh ended "
+      "{} "
+      "on rank {}, and {} on rank {}",
+      value, value.empty() ? "" : "; ", one.engine, one.said(), rank, other.said(), other_rank);
+}
 /// @param by_rank  the ends of each rank's engines
 /// @return the first difference, as a sentence; "" if there is none. An engine that one rank alone has ended counts not
 [[gnu::cold]] inline std::string difference(fsdp::detail::FixedArray<std::span<EngineEnd const>> const& by_rank) {
@@ -59,10 +70,7 @@ class EngineEnds {
       for (auto other = rank + 1; other < by_rank.size(); ++other)
         for (auto const& theirs : by_rank[other])
           if (theirs.world == own.world && theirs.engine == own.engine && theirs.history != own.history)
-            return formatted(
-                "ranks disagree about their last steps, which no later collective has compared: engine {} of its mesh "
-                "ended {} on rank {}, and {} on rank {}",
-                own.engine, own.said(), rank, theirs.said(), other);
+            return differing_ends(own, static_cast<int>(rank), theirs, static_cast<int>(other));
   return {};
 }
 

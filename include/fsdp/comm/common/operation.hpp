@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "fsdp/concepts.hpp"
+#include "fsdp/difference.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
 #include "fsdp/tensor.hpp"
@@ -83,10 +84,27 @@ struct Operation {
 constexpr std::string_view reason_to_end(bool terminated) { return terminated ? "asked to terminate" : "giving up"; }
 
 /// Ranks' collectives number `sequence` differ. `first` and `second` describe them.
+/// @param cause  what differs, if that can be named
 [[gnu::cold]] inline std::string disagreement_text(std::uint64_t sequence, int first_rank, std::string_view first,
-                                                   int second_rank, std::string_view second) {
-  return formatted("ranks disagree about collective {}: rank {} runs {}, rank {} runs {}", sequence, first_rank, first,
-                   second_rank, second);
+                                                   int second_rank, std::string_view second,
+                                                   std::string_view cause = {}) {
+  return formatted("ranks disagree about collective {}: {}{}rank {} runs {}, rank {} runs {}", sequence, cause,
+                   cause.empty() ? "" : "; ", first_rank, first, second_rank, second);
+}
+/// The same, and names what differs where nothing else does: the element type, the number of elements, or a value of
+/// the calls before.
+[[gnu::cold]] inline std::string disagreement_text(std::uint64_t sequence, int first_rank, Operation const& first,
+                                                   int second_rank, Operation const& second) {
+  std::string cause;
+  if (first.call == second.call && first.label.unit == second.label.unit && first.root == second.root &&
+      first.in_place == second.in_place) {
+    auto const items = [](Operation const& of) {
+      return formatted("element type {}, number of elements {}, {}", of.type, of.count, of.label.since);
+    };
+    cause = fsdp::detail::value_that_differs(items(first), first_rank, items(second), second_rank);
+    if (cause.starts_with("history ")) cause = "calls before the last one differ";
+  }
+  return disagreement_text(sequence, first_rank, first.describe(), second_rank, second.describe(), cause);
 }
 
 /// @throws PeerError: `rank` waits for `peer`, which makes no more calls

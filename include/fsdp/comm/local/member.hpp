@@ -204,8 +204,8 @@ class Member {
   [[noreturn, gnu::cold, gnu::noinline]] void refuse(Request const& request, int peer, Request const& theirs,
                                                      std::uint64_t sequence) const {
     fail<OrderError>("rank {}: {}", world_rank(),
-                     comm::disagreement_text(sequence, world_rank(), request.operation().describe(),
-                                             group_->world_rank(peer), theirs.operation().describe()));
+                     comm::disagreement_text(sequence, world_rank(), request.operation(), group_->world_rank(peer),
+                                             theirs.operation()));
   }
 
   std::shared_ptr<Group<D>> group_;

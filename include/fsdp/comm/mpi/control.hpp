@@ -39,7 +39,7 @@ struct Header {
   CallNumbers numbers;
   char unit[64] = {};
   char pass[16] = {};
-  char since[48] = {};
+  char since[80] = {};
 
   bool agrees(Header const& other) const {
     return sequence == other.sequence && count == other.count && unit_hash == other.unit_hash &&

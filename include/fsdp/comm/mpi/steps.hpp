@@ -73,8 +73,8 @@ class Steps {
         group_.expect_one_order(group_.note_of(awaited_.operation), call.header.numbers, other.numbers, rank);
         continue;
       }
-      auto const text = comm::disagreement_text(sequence, group_.world_rank_of(0), first.operation().describe(),
-                                                group_.world_rank_of(rank), other.operation().describe());
+      auto const text = comm::disagreement_text(sequence, group_.world_rank_of(0), first.operation(),
+                                                group_.world_rank_of(rank), other.operation());
       group_.fail_order(text, sequence);
       fail<OrderError>("rank {}: {}", group_.own_world_rank(), text);
     }
