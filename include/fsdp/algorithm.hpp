@@ -5,6 +5,8 @@
 
 #include <vector>
 
+#include "fsdp/version.hpp"
+
 #if !defined(__GLIBCXX__)
 #include <algorithm>
 #endif

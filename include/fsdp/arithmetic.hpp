@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "fsdp/version.hpp"
+
 // Sums in a written order, NaN, infinities, signed zeros: -fno-math-errno and -fno-trapping-math leave all that alone.
 // g++ tells of every other flag; what clang++ keeps to itself is tried below. 16 evaluates fp16 alone as it is.
 #if !defined(FSDP_ALLOW_FAST_MATH)

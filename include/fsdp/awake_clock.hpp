@@ -8,6 +8,8 @@
 #include <mutex>
 #include <thread>  // and clocks: <chrono> itself has calendars, for which a file takes 1 % longer
 
+#include "fsdp/version.hpp"
+
 namespace fsdp {
 
 /// The clock of deadlines: the steady clock without the time in which the whole process was stopped, by SIGSTOP, a

@@ -2,6 +2,8 @@
 // Whether files are compiled for fsdp::compiled, which has compiled much of the library: see [Note: Compiled once].
 #pragma once
 
+#include "fsdp/version.hpp"
+
 // Set by CMake's targets, to the same in all files of a target.
 #if !defined(FSDP_COMPILED)
 #define FSDP_COMPILED 0  ///< 1: the target links fsdp::compiled

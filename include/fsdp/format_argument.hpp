@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "fsdp/version.hpp"
+
 namespace fsdp {
 
 /// An argument of a message: a text, a character, a number or a bool. Refers to a text; lives as long as the call.

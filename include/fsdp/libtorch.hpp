@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/engine.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/held_use.hpp"

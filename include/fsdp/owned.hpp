@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "fsdp/version.hpp"
+
 namespace fsdp::detail {
 
 /// As std::unique_ptr. With C++20, <memory> of libstdc++ takes compilers a tenth of the time of all of fsdp.hpp.

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <memory>
 
+#include "fsdp/version.hpp"
+
 namespace fsdp {
 
 /// A device with page-locked host memory of its own: copies to and from other memory may block the caller there.

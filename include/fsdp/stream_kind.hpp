@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <string_view>
 
+#include "fsdp/version.hpp"
+
 namespace fsdp {
 
 /// `copy` moves optimizer state between host and device. It is there if something is offloaded.

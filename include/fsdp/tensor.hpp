@@ -8,6 +8,8 @@
 #include <string_view>
 #include <type_traits>
 
+#include "fsdp/version.hpp"
+
 #if defined(__CUDACC__)
 #define FSDP_HD __host__ __device__
 #else

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <string_view>
 
+#include "fsdp/version.hpp"
+
 namespace fsdp {
 
 /// `none` is for waits of user code.

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <utility>
 
+#include "fsdp/version.hpp"
+
 #if __has_include(<nvtx3/nvToolsExt.h>) && !defined(FSDP_NO_NVTX)
 #include <nvtx3/nvToolsExt.h>
 #include <nvtx3/nvToolsExtCudaRt.h>

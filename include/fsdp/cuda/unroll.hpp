@@ -2,6 +2,8 @@
 // What device code is told of loops, and host code ignores.
 #pragma once
 
+#include "fsdp/version.hpp"
+
 #if defined(__CUDA_ARCH__)
 #define FSDP_UNROLL _Pragma("unroll")
 #define FSDP_UNROLL_BY_4 _Pragma("unroll 4")

@@ -7,6 +7,8 @@
 #include <span>
 #include <utility>
 
+#include "fsdp/version.hpp"
+
 namespace fsdp::detail {
 
 /// A function that was given to Shards::on_reduced. (std::function and std::unique_ptr would take longer to compile,

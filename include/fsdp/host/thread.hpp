@@ -4,6 +4,8 @@
 
 #include <thread>
 
+#include "fsdp/version.hpp"
+
 namespace fsdp::host {
 
 /// A thread that calls `main(context)`. One type of callable for all: std::thread is compiled for each anew.

@@ -8,6 +8,8 @@
 #include <tuple>
 #include <type_traits>
 
+#include "fsdp/version.hpp"
+
 namespace fsdp::libtorch {
 
 namespace detail {

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/version.hpp"
+
 namespace fsdp {
 
 /// Whether `name` matches `pattern`, in which '*' stands for any number of characters, dots included, and '?' for one.

@@ -69,10 +69,10 @@ inline Cost collective_cost(Hardware const& hardware, step::Primitive primitive,
                          : in_node == 1 ? network
                                         : std::min(hardware.node_bandwidth, network);
   bool const ring = algorithm == Algorithm::ring;
-  auto const far = ring ? nodes - 1.0 : std::ceil(std::log2(nodes));
-  auto const near = (ring ? double(nodes) : 1.0) * (in_node - 1);
+  auto const among_nodes = ring ? nodes - 1.0 : std::ceil(std::log2(nodes));
+  auto const inside_node = (ring ? double(nodes) : 1.0) * (in_node - 1);
   auto const passes = primitive == step::Primitive::all_reduce ? 2.0 : 1.0;
-  return {hardware.launch + passes * (far * hardware.network_latency + near * hardware.node_latency),
+  return {hardware.launch + passes * (among_nodes * hardware.network_latency + inside_node * hardware.node_latency),
           passes * (members.ranks - 1) / members.ranks / bandwidth};
 }
 

@@ -4,6 +4,8 @@
 
 #include <concepts>
 
+#include "fsdp/version.hpp"
+
 namespace fsdp::plan {
 
 /// Work of a module's kernels in one pass of a micro-step.

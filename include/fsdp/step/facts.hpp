@@ -5,6 +5,8 @@
 #include <array>
 #include <cstddef>
 
+#include "fsdp/version.hpp"
+
 namespace fsdp {
 
 /// Flags of a micro-step, in four groups: exactly one bit of each group is set. An operation lists the flags under

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <map>
 
+#include "fsdp/version.hpp"
+
 namespace fsdp::step {
 
 /// One term of a sum of gradients: what one use adds in one micro-step.

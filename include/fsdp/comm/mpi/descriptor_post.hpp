@@ -14,6 +14,8 @@
 #include <string>
 #include <utility>
 
+#include "fsdp/version.hpp"
+
 namespace fsdp::mpi::detail {
 
 /// Hands descriptors to other processes of the machine, as datagrams. Its address is no file and ends with it.

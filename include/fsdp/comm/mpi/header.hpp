@@ -9,3 +9,5 @@
 #define MPICH_SKIP_MPICXX 1
 #endif
 #include <mpi.h>
+
+#include "fsdp/version.hpp"

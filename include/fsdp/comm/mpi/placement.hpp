@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "fsdp/version.hpp"
+
 namespace fsdp::mpi::detail {
 
 /// The nodes of a communicator's ranks, as one rank sees them. Equal on all ranks but for `self`.
