@@ -1129,6 +1129,56 @@ TEST_CASE("tensors of a unit that a path does not use have a gradient of zeroes,
   CHECK_RANKS();
 }
 
+namespace {
+
+/// A tensor that does not train.
+struct Frozen : Setter {
+  template <class T, class Visit>
+  void describe(Params<T>& p, Visit&& tensor) const {
+    tensor("w", p.w, {5}, fsdp::TensorOptions{.frozen = true});
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a path gives a unit a gradient if it uses one of its modules that trains, wherever another one lies") {
+  for (auto const& strategy : strategies(2)) {
+    fsdp::local::run(2, Device{}, [&](Local local) {
+      fsdp::Mesh<Comm> mesh(Comm(std::move(local), std::make_shared<toy::Tally>()));
+      fsdp::Engine<Comm> engine(mesh, strategy, untouched);
+      auto const unit = engine.add_unit("both");
+      auto trains = engine.shard(Setter{}, "trains", unit);
+      auto trunk = engine.shard(Setter{}, "trunk");
+      auto frozen = engine.shard(Frozen{}, "frozen", unit);
+      auto const above = engine.add_path("above", {trunk, frozen}), below = engine.add_path("below", {frozen, trunk}),
+                 among = engine.add_path("among", {frozen, trains, frozen});
+      fsdp::Sgd sgd(engine, {.lr = 1.0f, .weight_decay = 0.5f});
+      auto const shards = engine.shards();
+      auto const before = named(engine, false);
+      auto const expect = [&](bool has_gradient) {
+        RANK_CHECK(shards.has_gradient(shards[unit]) == has_gradient);
+        sgd.step();
+        auto const now = named(engine, false);
+        if (engine.rank() == 0) RANK_CHECK((now.at("trains.w") == before.at("trains.w")) == !has_gradient);
+      };
+      {
+        auto const scope = engine.follow(above);
+        trunk.forward(), frozen.forward(), frozen.backward(), trunk.backward();
+        expect(false);
+      }
+      {
+        auto const scope = engine.follow(below);
+        frozen.forward(), trunk.forward(), trunk.backward();
+        expect(false);
+      }
+      auto const scope = engine.follow(among);
+      frozen.forward(), trains.forward(), frozen.forward(), frozen.backward(), trains.backward();
+      expect(true);
+    });
+  }
+  CHECK_RANKS();
+}
+
 TEST_CASE("zeroes for units without gradients are refused while gradients are offloaded") {
   fsdp::EngineOptions const options{.without_gradient = fsdp::WithoutGradient::zeros};
   with_towers(1, fsdp::FullShard{}, options, [](auto& engine, auto&, auto, auto, auto&) {

@@ -230,7 +230,7 @@ class ProgramCompiler : UpdateWriter {
         auto const together = units_of(use);
         for (auto const* at = together.end(); at != together.begin();) {
           auto const u = *--at;
-          if (!program_.units[u].trains()) continue;
+          if (!path_->writes[u]) continue;
           begin_gradients(turn.before, u);
           if (!program_.units[u].writes_shards) lessees[path_->gradient_slots[u]] = u;
         }
@@ -246,7 +246,7 @@ class ProgramCompiler : UpdateWriter {
       }
       for (auto const u : units_of(use)) {
         auto const& unit = program_.units[u];
-        if (!unit.trains() || !writes_gradients || recomputes) continue;
+        if (!path_->writes[u] || !writes_gradients || recomputes) continue;
         if (unit.writes_shards) {
           end_direct_gradients(turn.after, u, completion);
         } else {

@@ -132,8 +132,8 @@ class OperationWriter : protected BufferPlanner {
     if (unit.empty()) return on_compute({});
     auto const parameters =
         reads(unit.reads_masters ? program_.buffers.of_unit(Pool::master, u) : content(u, Pool::gather, slot));
-    auto operation =
-        writes_gradients && unit.trains() ? on_compute({parameters, sums(gradients_of(u))}) : on_compute({parameters});
+    auto operation = writes_gradients && path_->writes[u] ? on_compute({parameters, sums(gradients_of(u))})
+                                                          : on_compute({parameters});
     return operation.moving(unit.elements, param_bytes(u, unit.elements));
   }
 

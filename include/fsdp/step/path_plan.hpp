@@ -18,7 +18,7 @@ namespace fsdp::detail {
 struct PathPlan {
   UseOrder order;
   FixedArray<bool> in_backward;  ///< by unit: a backward pass comes to some use of it
-  FixedArray<bool> writes;       ///< by unit: it trains, and a backward pass writes its gradients
+  FixedArray<bool> writes;       ///< by unit: the path has a use of a module whose tensors in it train
   /// By unit: modules begin the sums of all its gradients. If the path lacks some of its modules, nobody stores the
   /// gradients of their tensors: then these must be zero.
   FixedArray<bool> sets_gradients;

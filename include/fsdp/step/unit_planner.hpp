@@ -127,21 +127,28 @@ class UnitPlanner {
         trains = trains || p.units[u].trains();
         some_frozen = some_frozen || p.units[u].frozen;
       }
-      bool is_frozen = false;
-      for (auto const use : input_.frozen_uses) is_frozen = is_frozen || use == order().declared(end);
-      some_frozen = some_frozen || is_frozen;
-      if (trains && !is_frozen) break;
+      some_frozen = some_frozen || is_frozen(end);
+      if (trains && !is_frozen(end)) break;
     }
     if (!some_frozen) end = 0;
     path.order.set_backward_end(end);
     path.in_backward = path.writes = path.keeps_slice = path.sets_gradients = FixedArray<bool>(p.units.size());
     for (auto use = end; use < order().size(); ++use)
-      for (auto const u : units_of(use)) path.in_backward[u] = true, path.writes[u] = p.units[u].trains();
+      for (auto const u : units_of(use)) {
+        path.in_backward[u] = true;
+        path.writes[u] = path.writes[u] || (p.units[u].trains() && !is_frozen(use));
+      }
     for (std::size_t u = 0; u < p.units.size(); ++u)
       path.sets_gradients[u] = p.units[u].sets_gradients && has_all_uses(first_unit(u), end);
     if (end < order().size() && order().segment(end) != UseOrder::none)
       for (auto use = order().segment(end); use < end; ++use)
         for (auto const u : units_of(use)) path.in_backward[u] = true;
+  }
+  /// The use of the path is one of a module whose tensors are all frozen.
+  [[gnu::cold]] bool is_frozen(std::size_t use) const {
+    for (auto const frozen : input_.frozen_uses)
+      if (frozen == order().declared(use)) return true;
+    return false;
   }
   /// A backward pass of the path that ends with the use `end` comes to all uses of the unit whose modules have tensors
   /// that train.

@@ -360,11 +360,7 @@ inline void draw_paths(Draw& draw, Trial& trial) {
     model.paths.push_back(std::move(path));
   }
   if (model.paths.empty()) return;
-  // Where backward ends before a part that is frozen, its unit gets no gradient: with zeroes, it need not be known.
-  bool frozen = std::find(model.frozen.begin(), model.frozen.end(), true) != model.frozen.end();
-  for (auto const& part : model.parts)
-    for (auto const& tensor : part.tensors) frozen = frozen || tensor.frozen;
-  model.zeros = draw.once_in(2) || frozen;
+  model.zeros = draw.once_in(2);
   std::size_t path = 0;
   for (std::size_t i = 0; i < trial.script.size(); ++i) {
     auto& op = trial.script[i];

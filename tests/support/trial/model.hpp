@@ -58,12 +58,6 @@ struct Model {
     for (std::size_t part = 0; part < all.size(); ++part) all[part] = part;
     return all;
   }
-  /// Some part of a path uses the unit.
-  bool comes_to(std::size_t path, std::size_t unit) const {
-    for (auto const part : order(path))
-      if (parts[part].unit == unit) return true;
-    return false;
-  }
   std::size_t longest_order() const {
     auto longest = parts.size();
     for (auto const& path : paths) longest = std::max(longest, path.size());

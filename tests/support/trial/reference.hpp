@@ -107,8 +107,9 @@ class Reference {
   }
   void backward(Index data, double value, std::size_t path) {
     auto const order = model().order(path);
-    for (std::size_t unit = 0; unit < model().units.size(); ++unit)
-      if (model().comes_to(path, unit)) has_gradient_.insert(unit);
+    for (auto const part : order)
+      for (auto const& tensor : model().parts[part].tensors)
+        if (!model().is_frozen(model().parts[part], tensor)) has_gradient_.insert(model().parts[part].unit);
     auto const mean = static_cast<double>(loss_scale(model(), data, trial_->ranks, 1.0f)) / trial_->ranks;
     for (int rank = 0; rank < trial_->ranks; ++rank) {
       auto const h = activations(data, rank, order);
