@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fsdp/concepts.hpp"
+#include "fsdp/engine/attempt.hpp"
 #include "fsdp/engine/core.hpp"
 #include "fsdp/engine/registrar.hpp"
 #include "fsdp/engine/scopes.hpp"
@@ -37,7 +38,7 @@ namespace fsdp {
 template <Communicator C, PrecisionPolicy P = Fp32>
 class Engine : public detail::EngineTraces<Engine<C, P>> {
   using Core = detail::EngineCore<C, P>;
-  using Attempt = typename detail::DeclaredUnits<P>::Attempt;
+  using Attempt = detail::Attempt<detail::Declaration<P>>;
 
  public:
   using Comm = C;
@@ -92,9 +93,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   [[gnu::cold]] UnitId add_unit(std::string_view unit_name, UnitOptions const& options) {
     auto const turn = core_.calls.enter("add_unit");
     core_.expect_unsealed(formatted("unit '{}' was added", unit_name), "add all units");
-    auto const index = core_.declared.add_unit(unit_name, options.strategy.value_or(strategy())).index;
-    units()[index]->frozen = options.frozen;
-    return {index, this};
+    return {core_.declared.add_unit(unit_name, options).index, this};
   }
 
   /// Registers `user_module` as the next in forward order, with a unit of its own. Tensor names become "prefix.name". A
@@ -111,10 +110,11 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   /// @param options  of its unit: `engine.shard(block, "h.0", {.frozen = true})`
   template <Module M>
   ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitOptions const& options) {
-    Attempt attempt(core_.declared);
-    auto sharded = shard(std::move(user_module), prefix, add_unit(prefix, options));
-    attempt.keep();
-    return sharded;
+    auto const turn = core_.calls.enter("shard");
+    core_.expect_unsealed(formatted("module '{}' was added", prefix), "add all modules");
+    Attempt const attempt(core_.declared, prefix);
+    return {*this, std::move(user_module),
+            detail::register_module(core_.declared, core_.declared.add_unit(prefix, options), user_module, prefix)};
   }
   /// Registers `user_module` as the next in forward order, in a unit that it shares. A full tensor name that the unit
   /// has already is the same storage (a tied parameter): reduced once, after its last backward use.
@@ -122,11 +122,8 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   [[gnu::cold]] ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitId unit) {
     auto const turn = core_.calls.enter("shard");
     expect_unit(unit, prefix);
-    Attempt attempt(core_.declared);
-    auto tensors = detail::register_module(core_.declared, unit, user_module, prefix);
-    attempt.keep();
-    return {*this, std::move(user_module), UseId{schedule().declare(unit.index, std::string(prefix)), this},
-            std::move(tensors)};
+    Attempt const attempt(core_.declared, prefix, unit);
+    return {*this, std::move(user_module), detail::register_module(core_.declared, unit, user_module, prefix)};
   }
   /// Registers modules in turn, each with a unit of its own: "prefix.0", "prefix.1", ...
   template <Module M>
@@ -141,10 +138,16 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   template <Module M>
   [[gnu::cold]] std::vector<ShardedModule<M, Engine>> shard(std::vector<M> modules, std::string_view prefix,
                                                             UnitOptions const& options) {
+    auto const turn = core_.calls.enter("shard");
+    core_.expect_unsealed(formatted("modules '{}' were added", prefix), "add all modules");
+    Attempt const attempt(core_.declared, prefix);
     std::vector<ShardedModule<M, Engine>> sharded;
     sharded.reserve(modules.size());
-    for (std::size_t i = 0; i < modules.size(); ++i)
-      sharded.push_back(shard(std::move(modules[i]), formatted("{}.{}", prefix, i), options));
+    for (auto& user_module : modules) {
+      auto const name = formatted("{}.{}", prefix, sharded.size());
+      auto added = detail::register_module(core_.declared, core_.declared.add_unit(name, options), user_module, name);
+      sharded.emplace_back(*this, std::move(user_module), std::move(added));
+    }
     return sharded;
   }
   template <Module M, class Other>
@@ -162,22 +165,21 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
                                   std::vector<TensorPlace>& places) {
     auto const turn = core_.calls.enter("declare_use");
     expect_unit(unit, module);
-    Attempt attempt(core_.declared);
-    for (auto& tensor : tensors) core_.declared.add_tensor(unit, std::move(tensor), false, places);
-    core_.declared.end_module(unit, places);
-    attempt.keep();
-    return {schedule().declare(unit.index, std::string(module)), this};
+    Attempt const attempt(core_.declared, module, unit);
+    return {detail::register_use(core_.declared, unit, module, std::move(tensors), places), this};
   }
 
   /// The same with a unit of its own, which it adds under the module's name.
   /// @param unit  gets it
   [[gnu::cold]] UseId declare_use(UnitOptions const& options, std::string_view module,
                                   std::vector<DeclaredTensor> tensors, std::vector<TensorPlace>& places, UnitId& unit) {
-    Attempt attempt(core_.declared);
-    unit = add_unit(module, options);
-    auto const use = declare_use(unit, module, std::move(tensors), places);
-    attempt.keep();
-    return use;
+    auto const turn = core_.calls.enter("declare_use");
+    core_.expect_unsealed(formatted("module '{}' was added", module), "add all modules");
+    Attempt const attempt(core_.declared, module);
+    auto const added = core_.declared.add_unit(module, options);
+    auto const use = detail::register_use(core_.declared, added, module, std::move(tensors), places);
+    unit = {added.index, this};
+    return {use, this};
   }
 
   /// Before the engine is sealed: in forward (backward), the module `at` gathers ahead the modules `ahead`, in this
@@ -306,8 +308,6 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   friend fsdp::Shards<Engine>;
   friend detail::EngineTraces<Engine>;
 
-  typename detail::Declaration<P>::Units& units() { return core_.declared.units(); }
-  Schedule& schedule() { return core_.declared.schedule(); }
   void set_prefetch(Pass pass, UseId at, std::vector<UseId> const& ahead) {
     auto const turn = core_.calls.enter("set_prefetch");
     core_.expect_unsealed("prefetch lists were set", "set them");
@@ -326,7 +326,8 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   /// @throws UsageError if a module cannot be added to the unit
   [[gnu::cold]] void expect_unit(UnitId unit, std::string_view module) {
     if (unit.engine != nullptr && unit.engine != this) refuse_foreign(formatted("the unit of module '{}'", module));
-    FSDP_EXPECTS(unit.index < units().size(), "rank {}: module '{}': the engine has no such unit", rank(), module);
+    FSDP_EXPECTS(unit.index < core_.declared.units().size(), "rank {}: module '{}': the engine has no such unit",
+                 rank(), module);
     core_.expect_unsealed(formatted("module '{}' was added", module), "add all modules");
     core_.declared.expect_no_segment(unit.index, module);
   }

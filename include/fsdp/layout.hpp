@@ -129,13 +129,13 @@ class FlatLayout {
       return i;
     }
     tensor.offset = tensors_.empty() ? 0 : align_up(tensors_.back().range().end, layout_alignment);
-    numel_ += tensor.numel;
     tensors_.push_back(std::move(tensor));
+    numel_ += tensors_.back().numel;
     return tensors_.size() - 1;
   }
 
   /// Forgets all but the first `count` tensors.
-  [[gnu::cold]] void truncate(std::size_t count) {
+  [[gnu::cold]] void truncate(std::size_t count) noexcept {
     for (; tensors_.size() > count; tensors_.pop_back()) numel_ -= tensors_.back().numel;
   }
 

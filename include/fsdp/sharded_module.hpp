@@ -108,10 +108,11 @@ class ShardedModule<M, E> {
   using Written = std::conditional_t<SetsGradients<M>, Gradient<Reduce>, Reduce>;
   using Gradients = typename M::template Params<Written>;
 
-  ShardedModule(E& engine, M module, UseId use, std::vector<TensorPlace> tensors)
-      : engine_(&engine), module_(std::move(module)), use_(use), tensors_(std::move(tensors)) {}
-  ShardedModule(ShardedModule&&) noexcept = default;
-  ShardedModule& operator=(ShardedModule&&) noexcept = default;
+  ShardedModule(E& engine, M&& module, detail::AddedModule added)
+      : module_(std::move(module)), engine_(&engine), use_{added.use, &engine}, tensors_(std::move(added.tensors)) {}
+  /// Moves the module. If that throws, `other` is still sharded.
+  ShardedModule(ShardedModule&& other) = default;
+  ShardedModule& operator=(ShardedModule&& other) = default;
 
   M const& module() const { return module_; }
   /// Its turn in the declared order: what prefetch lists name.
@@ -187,8 +188,8 @@ class ShardedModule<M, E> {
     return params;
   }
 
+  M module_;  // before the pointer: see the move constructor
   detail::MovedPointer<E> engine_;
-  M module_;
   UseId use_;
   std::vector<TensorPlace> tensors_;
 };

@@ -552,8 +552,8 @@ TEST_CASE("hooks: wrong registrations are refused by name, and change nothing") 
           "rank 0: on_reduced: there is no unit 2; the engine has 2, counted from 0");
     engine.seal();
     CHECK(refusal([&] { shards.on_reduced(unit, hook); }) ==
-          "rank 0: on_reduced: unit 'tied': too late; call it before the first forward, optimizer, save or load, which "
-          "seals the engine");
+          "rank 0: on_reduced was called for unit 'tied' too late; call it before the first forward, optimizer, save or "
+          "load, which seals the engine");
     CHECK(!has(to_text(engine.program()), "hook"));
   });
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Counts what is allocated by operator new, in all threads of the process: what C libraries take by malloc is not ours.
-// Replaces the operators, so one source of a program includes it, and shares the program with no other.
+// Can make one of the calling thread's allocations fail. Replaces the operators, so one source of a program includes it,
+// and shares the program with no other.
 #pragma once
 
 #include <atomic>
@@ -25,7 +26,11 @@ inline long end_counting() {
   return allocations.load();
 }
 
+/// The calling thread's allocations until one fails, once; negative: none does.
+inline thread_local constinit long allocations_until_failure = -1;
+
 inline void* counted_allocation(std::size_t bytes, std::size_t alignment) noexcept {
+  if (allocations_until_failure >= 0 && allocations_until_failure-- == 0) return nullptr;
   if (allocations_count.load(std::memory_order_relaxed)) {
     allocations.fetch_add(1, std::memory_order_relaxed);
     allocated_bytes.fetch_add(static_cast<long>(bytes), std::memory_order_relaxed);

@@ -7,10 +7,14 @@
 #include <cstdio>
 #include <exception>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "fsdp/algorithm.hpp"
 #include "fsdp/concepts.hpp"
+#include "fsdp/consult.hpp"
+#include "fsdp/engine/attempt.hpp"
 #include "fsdp/engine/call_guard.hpp"
 #include "fsdp/engine/declaration.hpp"
 #include "fsdp/engine/executor.hpp"
@@ -81,7 +85,12 @@ struct EngineCore {
   /// [Note: Cold] What runs once is marked [[gnu::cold]] where it is long: compilers then make it small instead of
   /// fast, in less time. Nothing is that a step runs, but the texts of messages. What many places call, and would be
   /// copied into all of them, is marked [[gnu::noinline]]: compilers then optimise it once.
+  ///
+  /// [Note: Sealing is undone] If sealing throws, the engine is as it was before, and may be sealed again. Ranks
+  /// compare their layouts first, then take memory, and say at the end whether they have failed, so that all ranks have
+  /// a sealed engine, or none has.
   [[gnu::cold]] void seal_once() {
+    Busy const busy(declared, "the engine is being sealed", "the engine was to be sealed");
     declared.seal();
     input = declared.plan_input();
     program = compile_program(input);
@@ -94,9 +103,28 @@ struct EngineCore {
     auto const which =
         formatted("engine {} of this mesh, whose first unit is '{}'\n", number, declared.units().front()->name());
     expect_equal_texts(mesh->world(), which + declared.text(), "layouts");
-    split_communicators();
-    storage.allocate(mesh->world(), declared.units(), program, fsdp::memory_plan(program, input));
-    storage.register_memory(executor, scalar_comm);
+    bool alone = false;  // peers wait for this rank in expect_all_sealed
+    try {
+      split_communicators();
+      alone = !RegistersMemory<C>;  // else they wait for it to register memory
+      storage.allocate(mesh->world(), declared.units(), program, fsdp::memory_plan(program, input));
+      storage.register_memory(executor, scalar_comm);
+      alone = true;
+      prepare();
+      alone = false;
+      expect_all_sealed({});
+    } catch (...) {
+      unseal();
+      if (alone) report_failure();
+      throw;
+    }
+    for (auto& unit : declared.units()) unit->initial = {};
+    passes.set_program(program);
+    declared.schedule().set_backward_end(program.backward_end());
+    sealed = true;
+  }
+  /// The part of sealing that each rank does by itself: hands out its memory, and fills it.
+  [[gnu::cold]] void prepare() {
     storage.place_shards(declared.units(), program);
     auto const kept_ranks = declared.options().reshard_ranks;
     auto slots = storage.slots(program);
@@ -109,10 +137,33 @@ struct EngineCore {
       executor.note(operation);
     }
     if (declared.options().trap_stale_pointers) guarded.prepare(declared.units());
-    passes.set_program(program);
-    declared.schedule().set_backward_end(program.backward_end());
     if (declared.paths()) declared.paths()->seal(declared.schedule(), program);
-    sealed = true;
+  }
+  /// @param mine  why this rank cannot seal; empty: it can
+  /// @throws PeerError if a rank cannot
+  /// @note Collective: yes.
+  [[gnu::cold]] void expect_all_sealed(std::string const& mine) {
+    auto const theirs = comm::consult(mesh->world(), mine, "an engine's sealing", comm::first_text);
+    if (!theirs.empty())
+      fail<PeerError>("rank {}: the engine was not sealed on any rank: {}. All ranks may seal it again", where.rank,
+                      theirs);
+  }
+  /// Tells peers why this rank cannot seal. @pre called in a catch block
+  [[gnu::cold]] void report_failure() noexcept {
+    try {
+      expect_all_sealed(uncaught_text(where.rank));
+    } catch (...) {  // the caller throws the cause
+    }
+  }
+  /// Gives back what sealing has taken.
+  [[gnu::cold]] void unseal() noexcept {
+    failures.for_each_stream([&](Stream& stream) { drain(stream); });
+    guarded = {};
+    if (offload) offload->release();
+    executor.release();
+    scalar_comm.reset();
+    storage.release();
+    for (auto& unit : declared.units()) unit->forget_buffers();
   }
 
   /// Groups of ranks, as far as units need them.
@@ -138,10 +189,12 @@ struct EngineCore {
     if (auto const ranks = declared.options().reshard_ranks; ranks > 0)
       split(Group::kept, where.rank / ranks, "kept group");
   }
+  /// @throws UsageError if the engine is sealed, or calls a function that must not declare anything
   [[gnu::cold, gnu::noinline]] void expect_unsealed(std::string_view what, std::string_view instead) const {
     FSDP_EXPECTS(!sealed,
                  "rank {}: {} too late; {} before the first forward, optimizer, save or load, which seals the engine",
                  where.rank, what, instead);
+    declared.expect_idle(what);
   }
   void discard_gradients() {
     passes.expect_no_half_step("gradients are discarded");

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -65,6 +66,31 @@ class Declaration : public DeclaredUnits<P> {
           rank, where.shards, options.reshard_ranks);
     if (options.allow_keep_unsharded)
       fail<ConfigError>("rank {}: reshard_ranks and allow_keep_unsharded exclude each other", rank);
+  }
+
+  /// What restore() goes back to. @param to  as in DeclaredUnits::mark
+  [[gnu::cold]] std::vector<std::size_t> mark(UnitId to) const { return Base::mark(to); }
+  [[gnu::cold]] void restore(std::vector<std::size_t> const& to) noexcept {
+    schedule_.truncate(to[2]);
+    Base::restore(to);
+  }
+  /// Functions of the caller are about to be called that must not declare anything. @param with  a literal; empty: they
+  /// have returned
+  void set_busy(std::string_view with) { busy_ = with; }
+  /// A module's tensors have been added, to the unit and to those beside it: adds its use. @return the use's number
+  /// @throws UsageError as end_module
+  [[gnu::cold]] std::size_t add_use(UnitId unit, std::string_view module, std::vector<TensorPlace> const& tensors) {
+    this->end_module(unit, tensors);
+    return schedule_.declare(unit.index, std::string(module));
+  }
+  /// @param action  the refused action, for the message
+  /// @throws UsageError while functions of the caller are called that must not declare anything
+  [[gnu::cold]] void expect_idle(std::string_view action) const {
+    FSDP_EXPECTS(
+        busy_.empty(),
+        "rank {}: {} while {}: describe() and constructors of modules, and functions that give initial values, "
+        "must not add anything to the engine that calls them, nor seal it",
+        where_.rank, action, busy_);
   }
 
   Schedule& schedule() { return schedule_; }
@@ -292,6 +318,7 @@ class Declaration : public DeclaredUnits<P> {
   Schedule schedule_;
   Owned<PathList> paths_;
   std::vector<List> lists_;
+  std::string_view busy_;  ///< what calls functions of the caller, for messages; empty: nothing
 };
 
 }  // namespace fsdp::detail

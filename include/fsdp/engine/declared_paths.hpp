@@ -35,8 +35,8 @@ class DeclaredPaths final : public PathList {
     auto const fault = segment_fault(declared, uses);
     FSDP_EXPECTS(fault.empty(), "rank {}: add_path: the path '{}' {}", rank_, name, fault);
     FixedArray<StepPath> more(paths_.size() + 1);
-    for (std::size_t path = 0; path < paths_.size(); ++path) more[path] = std::move(paths_[path]);
     more.back() = {std::string(name), std::move(uses), {}};
+    for (std::size_t path = 0; path < paths_.size(); ++path) more[path] = std::move(paths_[path]);
     paths_ = std::move(more);
     return paths_.size();
   }

@@ -50,19 +50,10 @@ class DeclaredUnits {
   ShardingStrategy const& strategy() const { return strategy_; }
 
   /// @throws ConfigError if the unit shards otherwise than the engine
-  [[gnu::cold]] UnitId add_unit(std::string_view unit_name, ShardingStrategy const& strategy) {
-    bool const as_engine =
-        strategy.grouped == strategy_.grouped && (!strategy.grouped || strategy.group == strategy_.group);
-    if (strategy.shards && !(strategy_.shards && as_engine))
-      fail<ConfigError>(
-          "rank {}: unit '{}' has strategy {}, and its engine {}: a unit must shard over the same ranks as its engine, "
-          "or not at all",
-          where_.rank, unit_name, described(strategy), described(strategy_));
-    for (auto const& unit : units_)
-      FSDP_EXPECTS(unit->name() != unit_name,
-                   "rank {}: the engine already has a unit '{}'; give each unit its own name", where_.rank, unit_name);
-    units_.emplace_back(new Unit(units_.size(), std::string(unit_name), strategy));
-    return {units_.size() - 1};
+  [[gnu::cold]] UnitId add_unit(std::string_view unit_name, UnitOptions const& options) {
+    auto const unit = add_unit(unit_name, options.strategy.value_or(strategy_));
+    units_[unit.index]->frozen = options.frozen;
+    return unit;
   }
 
   /// Adds a tensor of a module to a unit of the module.
@@ -102,21 +93,6 @@ class DeclaredUnits {
     ends_.push_back(named_.size());
   }
 
-  /// Something is about to be added. Unless keep() is called, what was added since is forgotten.
-  class [[nodiscard]] Attempt {
-   public:
-    explicit Attempt(DeclaredUnits& of) : units_(&of), before_(of.mark()) {}
-    Attempt(Attempt&&) = delete;
-    ~Attempt() {
-      if (units_ != nullptr) units_->restore(before_);
-    }
-    void keep() { units_ = nullptr; }
-
-   private:
-    DeclaredUnits* units_;
-    std::vector<std::size_t> before_;
-  };
-
  protected:
   /// @param where  under `strategy`
   DeclaredUnits(Placement const& where, ShardingStrategy const& strategy) : where_(where), strategy_(strategy) {}
@@ -141,29 +117,50 @@ class DeclaredUnits {
   std::vector<std::size_t> named_;  ///< use by use: tensor_place(unit, tensor) of its module's tensors
   std::vector<std::size_t> ends_;   ///< by use: where its tensors end there
 
- private:
-  /// What restore() goes back to: the number of units, and of each its tensors, promises and units beside it.
+  /// What restore() goes back to: the number of units, named tensors and uses; then of each unit that a module is added
+  /// to, and of those beside it, its index, tensors, promises, and units beside it.
   using Mark = std::vector<std::size_t>;
-  [[gnu::cold]] Mark mark() const {
-    Mark now;
-    now.push_back(units_.size());
-    for (auto const& unit : units_) {
-      now.push_back(unit->layout().tensors().size());
-      now.push_back((unit->sets_gradients ? 1u : 0u) + (unit->skips_gradients ? 2u : 0u));
-      now.push_back(unit->beside.size());
-    }
+  /// @param to  the unit that a module is about to be added to, if that is there already
+  [[gnu::cold]] Mark mark(UnitId to) const {
+    Mark now{units_.size(), named_.size(), ends_.size()};
+    if (to.index >= units_.size()) return now;
+    auto const add = [&](std::size_t index) {
+      auto const& unit = *units_[index];
+      now.insert(now.end(), {index, unit.layout().tensors().size(),
+                             (unit.sets_gradients ? 1u : 0u) + (unit.skips_gradients ? 2u : 0u), unit.beside.size()});
+    };
+    add(to.index);
+    for (auto const beside : units_[to.index]->beside) add(beside);
     return now;
   }
-  /// A module could not be added: forgets what of it is there.
-  [[gnu::cold]] void restore(Mark const& to) {
+  /// Modules could not be added: forgets what of them is there.
+  [[gnu::cold]] void restore(Mark const& to) noexcept {
     while (units_.size() > to[0]) units_.pop_back();
-    for (std::size_t u = 0; u < units_.size(); ++u) {
-      auto const* const was = &to[1 + 3 * u];
-      units_[u]->layout().truncate(was[0]);
-      units_[u]->sets_gradients = was[1] % 2 != 0;
-      units_[u]->skips_gradients = was[1] / 2 != 0;
-      while (units_[u]->beside.size() > was[2]) units_[u]->beside.pop_back();
+    while (named_.size() > to[1]) named_.pop_back();
+    while (ends_.size() > to[2]) ends_.pop_back();
+    for (std::size_t at = 3; at < to.size(); at += 4) {
+      auto& unit = *units_[to[at]];
+      unit.layout().truncate(to[at + 1]);
+      unit.sets_gradients = to[at + 2] % 2 != 0;
+      unit.skips_gradients = to[at + 2] / 2 != 0;
+      while (unit.beside.size() > to[at + 3]) unit.beside.pop_back();
     }
+  }
+
+ private:
+  [[gnu::cold]] UnitId add_unit(std::string_view unit_name, ShardingStrategy const& strategy) {
+    bool const as_engine =
+        strategy.grouped == strategy_.grouped && (!strategy.grouped || strategy.group == strategy_.group);
+    if (strategy.shards && !(strategy_.shards && as_engine))
+      fail<ConfigError>(
+          "rank {}: unit '{}' has strategy {}, and its engine {}: a unit must shard over the same ranks as its engine, "
+          "or not at all",
+          where_.rank, unit_name, described(strategy), described(strategy_));
+    for (auto const& unit : units_)
+      FSDP_EXPECTS(unit->name() != unit_name,
+                   "rank {}: the engine already has a unit '{}'; give each unit its own name", where_.rank, unit_name);
+    units_.push_back(Owned<Unit>(new Unit(units_.size(), std::string(unit_name), strategy)));
+    return {units_.size() - 1};
   }
 
   static constexpr bool all_fp32 = std::is_same_v<typename P::Param, float> &&

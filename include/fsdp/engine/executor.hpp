@@ -90,6 +90,12 @@ class Executor {
       run(step::zeroing(program, slot, StreamKind::reduce), "forward");
   }
 
+  /// Undoes prepare() and set_communicator(): sealing has failed. @pre all streams have run dry
+  [[gnu::cold]] void release() noexcept {
+    contents_ = {}, live_ = {}, units_ = {}, memory_ = {};
+    for (auto& group : groups_) group.reset();
+  }
+
   /// A pass begins.
   void begin_pass(Facts flags) { waits_.set_flags(flags); }
   /// Runs an operation, if contents let it. @param pass  for labels and the trace: a literal

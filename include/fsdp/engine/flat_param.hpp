@@ -84,6 +84,13 @@ class FlatParam {
     begun_ = std::vector<std::size_t>(layout_.tensors().size());
   }
 
+  /// Sealing has failed: the buffers that it has placed are gone.
+  [[gnu::cold]] void forget_buffers() noexcept {
+    shard_data = gathered = full = full_gradient = scratch_gradient = nullptr;
+    master = nullptr;
+    gradient = partial = accumulator = nullptr;
+  }
+
   /// @pre sealed
   ElementTypes const& types() const { return types_; }
   /// The type of `gathered`.

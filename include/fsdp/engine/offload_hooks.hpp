@@ -30,6 +30,8 @@ class OffloadHooks {
 
   /// The engine is sealed: takes memory, and tells units and slots where their state lies.
   virtual void place(SlotMemory& memory) = 0;
+  /// Gives the memory of place() back: sealing has failed.
+  virtual void release() noexcept = 0;
   /// Master shards have been initialised.
   virtual void initialized() = 0;
   /// Takes zeroed memory for an optimizer's moments, until free_moments().

@@ -94,6 +94,13 @@ class Offloading final : public OffloadHooks {
     for (std::size_t slot = 0; slot < 2; ++slot)
       slots[slot] = staged_gradients_.data() + static_cast<std::int64_t>(slot) * program.staged_gradients;
   }
+  [[gnu::cold]] void release() noexcept override {
+    host_masters_ = {};
+    host_gradients_ = {};
+    unstage(MemoryTag::parameters, staged_masters_);
+    unstage(MemoryTag::gradients, staged_gradients_);
+    homes_ = {};
+  }
   [[gnu::cold]] void initialized() override {
     for_each_unit([&](Unit& unit) {
       if (unit.offloads_masters) refresh(unit);
@@ -185,6 +192,10 @@ class Offloading final : public OffloadHooks {
     AccountedMemory<Device> memory{core_->device, core_->account, tag, static_cast<std::size_t>(2 * bytes)};
     core_->account.lease(tag, 2 * bytes);
     return memory;
+  }
+  [[gnu::cold]] void unstage(MemoryTag tag, AccountedMemory<Device>& memory) noexcept {
+    core_->account.lease(tag, -static_cast<std::int64_t>(memory.bytes()));
+    memory = {};
   }
   std::int64_t slot_of(std::size_t u) const { return core_->program.units[u].staging_slot; }
   std::byte* staged_masters(std::size_t u) const {

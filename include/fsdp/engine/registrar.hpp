@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "fsdp/concepts.hpp"
@@ -44,20 +45,35 @@ struct Registrar {
   }
 };
 
-/// Adds the tensors of a module to a unit and those beside it. If it throws, the declaration is to be restored: see
-/// DeclaredUnits::Attempt.
-/// @return the place of each tensor
+/// A module's declared use, and the places of its tensors.
+struct AddedModule {
+  std::size_t use;  ///< in the declared order
+  std::vector<TensorPlace> tensors;
+};
+
+/// Adds a module: its tensors to a unit and those beside it, and its use. If it throws, the declaration is to be
+/// restored: see Attempt.
 template <class Declaration, class M>
-[[gnu::cold]] std::vector<TensorPlace> register_module(Declaration& declaration, UnitId unit, M const& user_module,
-                                                       std::string_view prefix) {
+[[gnu::cold]] AddedModule register_module(Declaration& declaration, UnitId unit, M const& user_module,
+                                          std::string_view prefix) {
   std::vector<TensorPlace> tensors;
   typename M::template Params<Declared> unbound;
   Registrar<Declaration> registrar{prefix, unit, &declaration, &tensors};
   if constexpr (SetsGradients<M>) registrar.sets = user_module.sets_gradients;
   if constexpr (SkipsGradients<M>) registrar.skips = user_module.skips_gradients;
   user_module.describe(unbound, registrar);
-  declaration.end_module(unit, tensors);
-  return tensors;
+  return {declaration.add_use(unit, prefix, tensors), std::move(tensors)};
+}
+
+/// Adds a use without a module. @param places  gets the place of each tensor @return the use's number
+template <class Declaration>
+[[gnu::cold]] std::size_t register_use(Declaration& declaration, UnitId unit, std::string_view module,
+                                       std::vector<DeclaredTensor> tensors, std::vector<TensorPlace>& places) {
+  std::vector<TensorPlace> added;
+  for (auto& tensor : tensors) declaration.add_tensor(unit, std::move(tensor), false, added);
+  auto const use = declaration.add_use(unit, module, added);
+  places = std::move(added);
+  return use;
 }
 
 }  // namespace fsdp::detail

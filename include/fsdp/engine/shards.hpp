@@ -93,8 +93,9 @@ class Shards {
   }
 
   /// Before the engine is sealed: sealing calls `f(tensor, first, out)` for each part of the unit's tensors that this
-  /// rank keeps, in the place of TensorOptions::init, and destroys f. Declare the tensors with init::given(hash), so
-  /// that ranks compare the values.
+  /// rank keeps, in the place of TensorOptions::init, and destroys f when all ranks have sealed. If it throws, nobody
+  /// has sealed the engine: sealing again calls all functions again, from the first part on. f must not add anything to
+  /// the engine, nor seal it. Declare the tensors with init::given(hash), so that ranks compare the values.
   /// @param f  any type that can be moved, called as f(TensorInfo const&, std::int64_t first, std::span<float>); it
   ///           stores elements [first, first + size) of the tensor. They are rounded to nearest even where shards are
   ///           narrower
@@ -262,10 +263,7 @@ class Shards {
  private:
   [[gnu::cold, gnu::noinline]] void expect_hookable(Unit const& unit) const {
     expect_of_engine(unit);
-    FSDP_EXPECTS(!engine_->sealed(),
-                 "rank {}: on_reduced: unit '{}': too late; call it before the first forward, optimizer, save or load, "
-                 "which seals the engine",
-                 engine_->rank(), unit.name());
+    engine_->core_.expect_unsealed(formatted("on_reduced was called for unit '{}'", unit.name()), "call it");
     FSDP_EXPECTS(!unit.frozen, "rank {}: on_reduced: unit '{}' is frozen: it has no gradients", engine_->rank(),
                  unit.name());
   }

@@ -76,10 +76,19 @@ class ShardStorage {
       if (unit->trains()) partials += kernels::norm_partial_count(unit->slice().size());
     norm_partials_ = {device_, *account_, MemoryTag::scalars, static_cast<std::size_t>(partials) * sizeof(double)};
     account_->lease(MemoryTag::parameters, parameters);
+    leased_ = parameters;
 
     norm_.partials = norm_partials_.template as<double>();
     norm_.parts = scalars_.template as<double>();
     norm_.result = reinterpret_cast<ClipScalars*>(scalars_.data() + norm_bytes);
+  }
+
+  /// Gives all memory back: sealing has failed. @pre no stream uses it
+  [[gnu::cold]] void release() noexcept {
+    account_->lease(MemoryTag::parameters, -std::exchange(leased_, 0));
+    norm_ = {};
+    for (auto* const memory : {&master_, &reduced_gradients_, &accumulators_, &scratch_, &norm_partials_}) *memory = {};
+    for (auto* const memory : {&gather_, &reduce_, &direct_gradients_, &partial_, &scalars_}) *memory = {};
   }
 
   /// Tells communicators which memory they move, where they want to know.
@@ -151,7 +160,6 @@ class ShardStorage {
                               hash_name(tensor.name), part.first);
         });
       }
-      unit->initial = {};
     }
   }
 
@@ -179,6 +187,7 @@ class ShardStorage {
   AccountedMemory<D> master_, reduced_gradients_, accumulators_, scratch_, norm_partials_;
   AccountedMemory<C> gather_, reduce_, direct_gradients_, partial_, scalars_;
   NormState norm_;
+  std::int64_t leased_ = 0;  ///< bytes of parameters
   bool gradients_leased_ = false;
 };
 

@@ -68,7 +68,7 @@ class Waits {
   [[gnu::cold]] void prepare(Program const& program) {
     hazards_ = step::Hazards(program.buffers, order_among_peers<C>());
     for (std::size_t stream = 0; stream < stream_kinds; ++stream) {
-      auto& events = events_[stream];
+      auto& events = events_[stream] = {};
       // Room for the events of two steps, and for 8 late ones.
       events.points = FixedArray<step::Point>(std::bit_ceil(2 * program.events[stream] + 8));
       while (events.ring.size() < events.points.size()) events.ring.push_back(device_.make_event());

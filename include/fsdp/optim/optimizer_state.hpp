@@ -183,9 +183,14 @@ class OptimizerState {
     auto const& device = engine().device();
     scalars_ = {device, engine().account(), MemoryTag::scalars, bytes + scalars};
     steps_ = reinterpret_cast<OptimizerStep*>(scalars_.data() + bytes);
-    device.copy_async(engine().compute(), scalars_.data(), layout_->chunks().begin(), bytes);
-    device.zero_async(engine().compute(), steps_, scalars);
-    device.synchronize(engine().compute());
+    try {
+      device.copy_async(engine().compute(), scalars_.data(), layout_->chunks().begin(), bytes);
+      device.zero_async(engine().compute(), steps_, scalars);
+      device.synchronize(engine().compute());
+    } catch (...) {
+      engine().drain();  // the memory is freed now
+      throw;
+    }
   }
 
   detail::MovedPointer<E> engine_;

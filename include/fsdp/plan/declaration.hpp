@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fsdp/concepts.hpp"
+#include "fsdp/engine/attempt.hpp"
 #include "fsdp/engine/declaration.hpp"
 #include "fsdp/engine/registrar.hpp"
 #include "fsdp/engine_options.hpp"
@@ -39,35 +40,35 @@ class Declaration {
 
   /// See Engine::add_unit.
   UnitId add_unit(std::string_view unit_name, UnitOptions const& options = {}) {
-    auto const unit = declared_.add_unit(unit_name, options.strategy.value_or(declared_.strategy()));
-    declared_.units()[unit.index]->frozen = options.frozen;
-    return unit;
+    declared_.expect_idle(formatted("unit '{}' was added", unit_name));
+    return declared_.add_unit(unit_name, options);
   }
   /// The next module in forward order, with a unit of its own. See Engine::shard.
   template <Module M>
   UseId shard(M const& user_module, std::string_view prefix, UnitOptions const& options = {}) {
-    typename Declared::Attempt attempt(declared_);
-    auto const use = shard(user_module, prefix, add_unit(prefix, options));
-    attempt.keep();
-    return use;
+    detail::Attempt<Declared> const attempt(declared_, prefix);
+    return add(user_module, prefix, declared_.add_unit(prefix, options));
   }
   /// The same in a unit that it shares.
   template <Module M>
   UseId shard(M const& user_module, std::string_view prefix, UnitId unit) {
-    typename Declared::Attempt attempt(declared_);
-    detail::register_module(declared_, unit, user_module, prefix);
-    attempt.keep();
-    if constexpr (SaysWork<M>) {
-      work_.push_back(user_module.work());
-    } else {
-      work_.emplace_back();
-    }
-    return {declared_.schedule().declare(unit.index, std::string(prefix))};
+    detail::Attempt<Declared> const attempt(declared_, prefix, unit);
+    return add(user_module, prefix, unit);
   }
   /// Modules in turn, each with a unit of its own: "prefix.0", "prefix.1", ...
   template <Module M>
   void shard(std::vector<M> const& modules, std::string_view prefix, UnitOptions const& options = {}) {
-    for (std::size_t i = 0; i < modules.size(); ++i) shard(modules[i], formatted("{}.{}", prefix, i), options);
+    detail::Attempt<Declared> const attempt(declared_, prefix);
+    auto const before = work_.size();
+    try {
+      for (std::size_t i = 0; i < modules.size(); ++i) {
+        auto const name = formatted("{}.{}", prefix, i);
+        add(modules[i], name, declared_.add_unit(name, options));
+      }
+    } catch (...) {
+      work_.resize(before);
+      throw;
+    }
   }
   /// See Engine::recompute_segment.
   void recompute_segment(UseId first, UseId last) { declared_.add_segment(first.index, last.index); }
@@ -78,6 +79,15 @@ class Declaration {
   std::vector<Work> const& work() const { return work_; }
 
  private:
+  template <class M>
+  UseId add(M const& user_module, std::string_view name, UnitId unit) {
+    auto const use = detail::register_module(declared_, unit, user_module, name).use;
+    Work work;
+    if constexpr (SaysWork<M>) work = user_module.work();
+    work_.push_back(work);
+    return {use};
+  }
+
   Declared declared_;
   std::vector<Work> work_;
 };

@@ -45,15 +45,34 @@ class UseOrder {
 
   /// Declares the next use, of `unit`, by the module called `module`. @return the use's index
   [[gnu::cold]] std::size_t declare(std::size_t unit, std::string module) {
-    Use added{unit, uses_.size(), std::move(module), true, true, false, none};
-    for (auto& earlier : uses_) {
-      if (earlier.unit != unit) continue;
-      added.first_of_unit = false;
-      earlier.last_of_unit = false;
-      added.returns = earlier.returns |= uses_.back().unit != unit;
+    auto const at = uses_.size();
+    bool const follows = at > 0 && uses_.back().unit == unit;
+    uses_.push_back({unit, at, std::move(module), true, true, false, none});
+    for (std::size_t earlier = 0; earlier < at; ++earlier) {
+      if (uses_[earlier].unit != unit) continue;
+      uses_[at].first_of_unit = false;
+      uses_[earlier].last_of_unit = false;
+      uses_[at].returns = uses_[earlier].returns |= !follows;
     }
-    uses_.push_back(std::move(added));
-    return uses_.size() - 1;
+    return at;
+  }
+  /// Forgets all but the first `count` uses.
+  /// @pre none of the forgotten ones belongs to a segment
+  [[gnu::cold]] void truncate(std::size_t count) noexcept {
+    while (uses_.size() > count) {
+      auto const unit = uses_.back().unit;
+      uses_.pop_back();
+      auto last = none;
+      bool returns = false;
+      for (std::size_t at = 0; at < uses_.size(); ++at) {
+        if (uses_[at].unit != unit) continue;
+        returns = returns || (last != none && at != last + 1);
+        last = at;
+      }
+      if (last != none) uses_[last].last_of_unit = true;
+      for (auto& use : uses_)
+        if (use.unit == unit) use.returns = returns;
+    }
   }
 
   std::size_t size() const { return uses_.size(); }

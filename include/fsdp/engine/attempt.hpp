@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Guards of a declaration while it calls functions of the caller: a call that throws leaves nothing behind.
+#pragma once
+
+#include <cstddef>
+#include <exception>
+#include <string_view>
+#include <vector>
+
+#include "fsdp/engine_options.hpp"
+#include "fsdp/error.hpp"
+
+namespace fsdp::detail {
+
+/// While it lives, calls that declare something, or seal, throw a UsageError.
+/// @tparam D  Declaration
+template <class D>
+class [[nodiscard]] Busy {
+ public:
+  /// @param with    what is under way, a literal
+  /// @param action  this call, for the message
+  /// @throws UsageError if something else is under way
+  [[gnu::cold]] Busy(D& declared, std::string_view with, std::string_view action) : declared_(&declared) {
+    declared.expect_idle(action);
+    declared.set_busy(with);
+  }
+  Busy(Busy&&) = delete;
+  ~Busy() { declared_->set_busy({}); }
+
+ private:
+  D* declared_;
+};
+
+/// Modules are about to be added. If an exception ends its scope, they are forgotten.
+template <class D>
+class [[nodiscard]] Attempt {
+ public:
+  /// @param module  for messages
+  /// @param to      the unit that the module is added to, if that is there already
+  /// @throws UsageError if something else is under way
+  [[gnu::cold]] Attempt(D& declared, std::string_view module, UnitId to = {})
+      : declared_(&declared),
+        busy_(declared, "a module is being added", formatted("module '{}' was added", module)),
+        before_(declared.mark(to)) {}
+  Attempt(Attempt&&) = delete;
+  [[gnu::cold]] ~Attempt() {
+    if (std::uncaught_exceptions() > exceptions_) declared_->restore(before_);
+  }
+
+ private:
+  D* declared_;
+  Busy<D> busy_;
+  std::vector<std::size_t> before_;
+  int exceptions_ = std::uncaught_exceptions();
+};
+
+}  // namespace fsdp::detail
