@@ -22,6 +22,7 @@
 #include "fsdp/engine/guarded_uses.hpp"
 #include "fsdp/engine/history.hpp"
 #include "fsdp/engine/offload_hooks.hpp"
+#include "fsdp/engine/open_accesses.hpp"
 #include "fsdp/engine/passes.hpp"
 #include "fsdp/engine/step_gate.hpp"
 #include "fsdp/engine/storage.hpp"
@@ -320,7 +321,8 @@ struct EngineCore {
   Streams<Device> streams;  // after everything that its work uses: joined first
   Stream* compute;
   StreamFailures<Device> failures{streams};
-  Passes<C, P> passes{device, where.rank, declared, executor, *compute, history, failures};
+  OpenAccesses accesses{where.rank};
+  Passes<C, P> passes{device, where.rank, declared, executor, *compute, history, failures, accesses};
   StepGate<Passes<C, P>> gate{where.rank, passes};
 };
 

@@ -33,6 +33,15 @@ template <class Units>
   fail<UsageError>("rank {}: {}, but {} is incomplete{}. Load a checkpoint, or import all parameters, on all ranks",
                    rank, what, writing, list_of_units);
 }
+/// A use has ended, and a scope that the pass needs had ended before it.
+/// @param why  the scope's end
+[[noreturn, gnu::cold]] inline void refuse_cut_use(int rank, std::string_view pass, std::string_view module,
+                                                   std::string_view why) {
+  fail<UsageError>(
+      "rank {}: {} of '{}' ends, but {} inside it, so the pass was dropped. End a use before the scope that it began "
+      "in",
+      rank, pass, module, why);
+}
 /// A backward pass is left half-way.
 /// @param what  the refused action. @param activations  the pass writes no gradients of parameters
 template <class Declaration>

@@ -16,6 +16,7 @@
 #include "fsdp/engine/flat_param.hpp"
 #include "fsdp/engine/half_states.hpp"
 #include "fsdp/engine/history.hpp"
+#include "fsdp/engine/open_accesses.hpp"
 #include "fsdp/engine/stream_failures.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
@@ -35,19 +36,19 @@ class Passes {
   using Unit = FlatParam<P>;
 
   Passes(D const& device, int rank, Declaration<P>& declared, Executor<C, P>& executor, Stream& compute,
-         History& history, StreamFailures<D>& failures)
+         History& history, StreamFailures<D>& failures, OpenAccesses const& accesses)
       : device_(device),
         rank_(rank),
         declared_(&declared),
         executor_(&executor),
         compute_(&compute),
         history_(&history),
-        failures_(&failures) {
+        failures_(&failures),
+        accesses_(&accesses) {
     for (int pass = 0; pass < declared.options().passes_ahead; ++pass) begun_.push_back(device_.make_event());
   }
 
-  /// The engine compiles the program when it is sealed.
-  void set_program(Program const& program) { program_ = &program; }
+  void set_program(Program const& program) { program_ = &program; }  ///< sealing is complete
   /// Flags of the next backward pass to begin.
   BackwardFlags next_backward() const { return {open_[0] == 0, open_[1] == 0, open_[2] == 0}; }
   /// The pass under way is a backward pass that writes no gradients of parameters.
@@ -74,8 +75,14 @@ class Passes {
     ++evaluations_;
   }
   void end_evaluation() noexcept {
-    interrupt();
     --evaluations_;
+    cut("an evaluation ended");
+  }
+  /// A scope ends that the pass under way needs: drops the pass. If a use is open, its end drops the pass, and throws.
+  /// @param why  a literal, for the message
+  void cut(std::string_view why) noexcept {
+    if (!schedule().is_open()) return interrupt();
+    cut_ = why;
   }
 
   /// A use begins. An exception in it ends the pass: see interrupt()
@@ -85,6 +92,7 @@ class Passes {
       expect_whole_gradients(what);
       expect_whole_parameters(what);
     }
+    accesses_->expect_none("forward", schedule().module_name(use), "begins");
     auto const followed = followed_ == nullptr ? 0 : followed_->path;
     bool const starts = schedule().begin_forward(use, followed == 0 ? nullptr : declared_->paths()->order(followed));
     return or_interrupt([&]() -> Unit& {
@@ -101,7 +109,7 @@ class Passes {
 
   void end_forward(std::size_t use) {
     or_interrupt([&] {
-      end("forward");
+      end("forward", use);
       schedule().end_forward(use);
     });
   }
@@ -126,6 +134,7 @@ class Passes {
     expect_not_swapped("a backward pass begins");
     if (schedule().backward_broken())
       expect_whole_gradients(formatted("{} of '{}' begins", name(pass), schedule().module_name(use)));
+    accesses_->expect_none(name(pass), schedule().module_name(use), "begins");
     bool const activations = open_[static_cast<std::size_t>(BackwardChange::frozen_parameters)] > 0;
     bool const starts = schedule().begin_backward(pass, use, activations);
     return or_interrupt([&]() -> Unit& {
@@ -144,7 +153,7 @@ class Passes {
 
   void end_backward(std::size_t use) {
     or_interrupt([&] {
-      end("backward");
+      end("backward", use);
       if (!schedule().end_backward(use)) return;
       if (freezes_parameters()) return flags_.end_activations(), history_->add("pass without gradients");
       flags_.end_backward();
@@ -165,6 +174,7 @@ class Passes {
   /// half-way: all but discard() is refused.
   [[gnu::cold, gnu::noinline]] void interrupt() noexcept {
     schedule().interrupt();
+    cut_ = {};
     flags_.forget_parameters();
     executor_->drop_parameters();
   }
@@ -186,8 +196,7 @@ class Passes {
   typename Declaration<P>::Units const& units() const { return declared_->units(); }
   /// @pre sealed
   step::Contents const& contents() const { return executor_->contents(); }
-  /// There is a program.
-  bool sealed() const { return program_ != nullptr; }
+  bool sealed() const { return program_ != nullptr; }  ///< there is a program
   /// Optimizer steps may find units without a gradient.
   bool allows_absent() const {
     return has_paths() && declared_->options().without_gradient != WithoutGradient::refused;
@@ -220,8 +229,7 @@ class Passes {
     begin_writing(half_step);
     return some;
   }
-  /// Backward passes begun so far: tells gradients apart.
-  std::uint64_t backward_passes() const { return backward_passes_; }
+  std::uint64_t backward_passes() const { return backward_passes_; }  ///< begun so far: tells gradients apart
 
   static constexpr std::string_view half_step = "an optimizer step";
   /// Master shards are about to be written, unit by unit. Until end_writing() the parameters are not whole.
@@ -302,8 +310,10 @@ class Passes {
     executor_->begin_compute(turn);
     return *declared_->units()[turn.unit];
   }
-  void end(std::string_view pass) {
+  void end(std::string_view pass, std::size_t use) {
     executor_->end_compute();
+    if (!cut_.empty()) refuse_cut_use(rank_, pass, schedule().module_name(use), cut_);
+    accesses_->expect_none(pass, schedule().module_name(use), "ends");
     for (auto const& operation : turn().after)
       if (operation.runs(flags_.now())) executor_->run(operation, pass);
   }
@@ -320,6 +330,7 @@ class Passes {
   Stream* compute_;
   History* history_;
   StreamFailures<D>* failures_;
+  OpenAccesses const* accesses_;
   Program const* program_ = nullptr;
   std::array<int, backward_changes> open_{};  ///< scopes by BackwardChange
   Phase phase_ = Phase::forward;              ///< of the pass under way
@@ -329,6 +340,7 @@ class Passes {
   step::PassFlags flags_;
   int evaluations_ = 0;                   ///< scopes that are open
   bool swapped_ = false;                  ///< averages are in the place of parameters
+  std::string_view cut_;                  ///< why the end of the open use drops the pass; empty: it does not
   std::string_view writing_;              ///< the writer of master shards, for messages; empty: none
   std::vector<typename D::Event> begun_;  ///< compute has come to the beginning of each of the latest passes
   std::size_t passes_ = 0;

@@ -13,8 +13,8 @@
 namespace fsdp {
 
 /// Forward passes during its lifetime keep nothing for a backward pass. Scopes nest. A forward pass in progress is
-/// dropped when the scope begins and when it ends. The destructor throws a UsageError if another thread is inside a
-/// call of the engine.
+/// dropped when the scope begins and when it ends. If it ends inside a use, the end of that use drops the pass and
+/// throws a UsageError. The destructor throws a UsageError if another thread is inside a call of the engine.
 /// @tparam E  detail::EngineCore
 template <class E>
 class [[nodiscard]] EvaluationScope {

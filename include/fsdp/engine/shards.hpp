@@ -15,6 +15,7 @@
 #include "fsdp/engine/call_guard.hpp"
 #include "fsdp/engine/history.hpp"
 #include "fsdp/engine/initial_values.hpp"
+#include "fsdp/engine/open_accesses.hpp"
 #include "fsdp/engine/reduced_hooks.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
@@ -125,7 +126,8 @@ class Shards {
     engine_->seal();
     engine_->core_.storage.lease_gradients();
   }
-  /// Writes of a unit's master shard: make it before they are enqueued on compute, and destroy it after.
+  /// Writes of a unit's master shard: make it before they are enqueued on compute, and destroy it after. While it
+  /// lives, no update begins (nor another write, if state is offloaded), and no use of a unit begins or ends.
   class [[nodiscard]] Write {
    public:
     Write(Write&&) = delete;
@@ -136,14 +138,17 @@ class Shards {
 
    private:
     friend Shards;
-    /// @param operation  nullptr: there is nothing to write
-    Write(Shards shards, step::Operation const* operation, bool updates)
-        : shards_(shards), operation_(operation), updates_(updates) {
+    Write(Shards shards, Unit const& unit, bool updates)
+        : shards_(shards),
+          operation_(unit.empty() ? nullptr : &shards.engine_->core_.program.updates[unit.index()]),
+          updates_(updates),
+          access_(shards.engine_->core_.accesses, unit.name(), updates || shards.engine_->core_.offload) {
       if (operation_ != nullptr) shards_.begin_write(*operation_, updates_);
     }
     Shards shards_;
-    step::Operation const* operation_;
+    step::Operation const* operation_;  ///< nullptr: there is nothing to write
     bool updates_;
+    detail::OpenAccesses::Writing access_;
     int exceptions_ = std::uncaught_exceptions();
   };
   /// An optimizer updates the unit: compute waits until its gradient shard is complete. When the scope ends, the
@@ -155,16 +160,17 @@ class Shards {
   Write update(Unit const& unit) const {
     expect_own(unit);
     gate().expect_update(unit.index());
-    return write(unit, true);
+    return Write(*this, unit, true);
   }
   /// An import, an average of weights or the like writes the unit's master shard. @note Stream: compute
   /// @throws UsageError before the engine is sealed
   Write write(Unit const& unit) const {
     expect_own(unit);
-    return write(unit, false);
+    return Write(*this, unit, false);
   }
 
-  /// Reads of all gradient shards, which may go on until the scope is destroyed.
+  /// Reads of all gradient shards, which may go on until the scope is destroyed. While it lives, no use of a unit
+  /// begins or ends.
   class [[nodiscard]] Reading {
    public:
     Reading(Reading&&) = delete;
@@ -172,8 +178,11 @@ class Shards {
 
    private:
     friend Shards;
-    explicit Reading(Shards shards) : shards_(shards) { shards_.order_reading(); }
+    explicit Reading(Shards shards) : shards_(shards), access_(shards.engine_->core_.accesses) {
+      shards_.order_reading();
+    }
     Shards shards_;
+    detail::OpenAccesses::Reading access_;
     int exceptions_ = std::uncaught_exceptions();
   };
   /// Compute waits until all gradient shards are complete.
@@ -275,9 +284,6 @@ class Shards {
   void expect_of_engine(Unit const& unit) const {
     FSDP_EXPECTS(unit.index() < size() && &(*this)[unit.index()] == &unit,
                  "rank {}: unit '{}' belongs to another engine", engine_->rank(), unit.name());
-  }
-  Write write(Unit const& unit, bool updates) const {
-    return Write(*this, unit.empty() ? nullptr : &engine_->core_.program.updates[unit.index()], updates);
   }
   void order_reading() const {
     for (auto const& operation : engine_->core_.program.norms) engine_->core_.executor.order(operation);

@@ -18,12 +18,14 @@ template <class E>
 class EngineTraces {
  public:
   /// Records a span for every gather, forward, backward, reduction, norm and optimizer update from now on, up to
-  /// `capacity` spans. The first step gets the number `first_step`.
+  /// `capacity` spans. The first step gets the number `first_step`. A trace may be started, collected and stopped at
+  /// any time, inside a use too: a span that is open then is left out.
   void start_trace(std::size_t capacity, std::int64_t first_step = 0) {
     auto const turn = core().calls.enter("start_trace");
     engine().synchronize();
     using Traces = Tracer<typename E::Device>;
-    core().attach_tracer(Owned<Traces>(new Traces(core().device, core().account, capacity, first_step)));
+    auto const first_span = core().trace.next_span();
+    core().attach_tracer(Owned<Traces>(new Traces(core().device, core().account, capacity, first_step, first_span)));
   }
   /// Waits for all streams and returns the spans since start_trace or the last collection. @pre start_trace was called
   std::vector<TraceSpan> collect_trace() {

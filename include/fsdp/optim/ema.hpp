@@ -131,7 +131,10 @@ class Ema {
   class [[nodiscard]] Swapped {
    public:
     Swapped(Swapped&&) = delete;
-    /// The weights are back, bit by bit. @throws what enqueueing throws, unless another exception is on its way
+    /// The weights are back, bit by bit. A forward pass under way is dropped; if a use is open, its end throws a
+    /// UsageError.
+    /// @throws what enqueueing throws, unless another exception is on its way. The parameters are not whole then: load
+    /// a checkpoint, or import them
     ~Swapped() noexcept(false) {
       bool const unwinding = std::uncaught_exceptions() > exceptions_;
       try {
@@ -197,7 +200,13 @@ class Ema {
     AccountedMemory<typename E::Device const> kept;
     if (bytes > 0) kept = {engine.device(), engine.account(), MemoryTag::workspace, bytes};
     shards.gate().set_swapped(true);
-    exchange(state, kept.data(), true);
+    try {
+      exchange(state, kept.data(), true);
+    } catch (...) {
+      shards.gate().set_swapped(false);
+      shards.gate().begin_replacing("Ema::swap");
+      throw;
+    }
     return kept;
   }
   [[gnu::cold]] static void swap_back(State& state, AccountedMemory<typename E::Device const> const& kept) {
@@ -205,7 +214,7 @@ class Ema {
     auto const shards = engine.shards();
     auto const turn = shards.enter("Ema::swap");
     shards.gate().set_swapped(false);
-    shards.abandon_pass("weights are swapped back");
+    shards.core().passes.cut("the scope of Ema::swap ended");
     exchange(state, kept.data(), false);
     if (kept) engine.device().synchronize(engine.compute());  // the copy is freed now
   }

@@ -111,11 +111,14 @@ class Tracer {
 
   /// @param capacity    spans
   /// @param first_step  the number that the first step gets
-  Tracer(D const& device, MemoryAccount& account, std::size_t capacity, std::int64_t first_step = 0)
+  /// @param first_span  the number that begin() returns first: above those of earlier tracers of the same engine
+  Tracer(D const& device, MemoryAccount& account, std::size_t capacity, std::int64_t first_step = 0,
+         std::size_t first_span = 0)
       : device_(device),
         stamps_(device_, account, MemoryTag::scalars, std::max<std::size_t>(capacity, 1) * 2 * sizeof(std::int64_t)),
         step_(first_step),
-        records_(capacity) {}
+        records_(capacity),
+        first_(first_span) {}
   Tracer(Tracer&&) = delete;
 
   /// The texts must outlive the tracer: unit names and literals. @return what end() takes
@@ -131,18 +134,21 @@ class Tracer {
     auto const span = size_++;
     records_[span] = {unit, what, pass, kind, false, bytes, step_};
     device_.launch(stream, std::int64_t{1}, detail::Stamp{}, stamp(span));
-    return span;
+    return first_ + span;
   }
+  /// @param span  of begin(), of this tracer or an earlier one: those that it does not hold are ignored
   [[gnu::noinline]] void end(Stream& stream, std::size_t span) {
-    if (span == none) return;
-    device_.launch(stream, std::int64_t{1}, detail::Stamp{}, stamp(span) + 1);
-    records_[span].ended = true;
+    if (span < first_ || span - first_ >= size_) return;
+    device_.launch(stream, std::int64_t{1}, detail::Stamp{}, stamp(span - first_) + 1);
+    records_[span - first_].ended = true;
   }
+  /// The number of the next span.
+  std::size_t next_span() const { return first_ + size_; }
 
   std::size_t lost() const { return lost_; }
 
-  /// The spans so far, in the order in which the host enqueued them; starts anew. What an exception cut short is left
-  /// out.
+  /// The spans so far, in the order in which the host enqueued them; starts anew. A span that has not ended is left
+  /// out, here and in the next collection: an exception has cut it short, or it is still open.
   /// @pre all streams that carry spans have been synchronised
   [[gnu::cold]] std::vector<TraceSpan> collect(Stream& stream) {
     std::vector<std::int64_t> times(size_ * 2);
@@ -157,7 +163,7 @@ class Tracer {
         spans.push_back({std::string(r.unit), std::string(r.what), std::string(r.pass), r.kind, r.bytes, r.step,
                          times[2 * i] + offset, times[2 * i + 1] + offset});
     }
-    size_ = 0;
+    first_ += std::exchange(size_, 0);
     lost_ = 0;
     return spans;
   }
@@ -193,6 +199,7 @@ class Tracer {
   std::int64_t step_;
   bool updated_ = false;                ///< the last span belongs to an optimizer step
   detail::FixedArray<Record> records_;  ///< so many as there is room for
+  std::size_t first_ = 0;               ///< number of the span in the first record
   std::size_t size_ = 0;                ///< those that are taken
 };
 
@@ -203,29 +210,36 @@ class TraceHook {
  public:
   using Stream = typename D::Stream;
 
-  /// A span under way. One that is dropped without end() is left out of the trace.
+  /// A span under way. One that is dropped without end() is left out of the trace, and so is one that is open when the
+  /// trace is collected or stopped. The hook must outlive it.
   class Scope {
    public:
     Scope() = default;
     /// What `stream` does next is no longer part of the span.
     void end() {
       range_.end();
-      if (tracer_ != nullptr) std::exchange(tracer_, nullptr)->end(*stream_, span_);
+      if (hook_ == nullptr) return;
+      if (auto* const tracer = std::exchange(hook_, nullptr)->tracer_) tracer->end(*stream_, span_);
     }
 
    private:
     friend TraceHook;
     using Range = typename detail::RangeOf<D>::type;
     explicit Scope(Range range) : range_(std::move(range)) {}
-    Tracer<D>* tracer_ = nullptr;
+    TraceHook const* hook_ = nullptr;  ///< nullptr: nothing is recorded
     Stream* stream_ = nullptr;
     std::size_t span_ = 0;
     [[no_unique_address]] Range range_;
   };
 
   /// @param tracer  nullptr: record nothing
-  void attach(Tracer<D>* tracer) { tracer_ = tracer; }
+  void attach(Tracer<D>* tracer) {
+    next_span_ = next_span();
+    tracer_ = tracer;
+  }
   Tracer<D>* tracer() const { return tracer_; }
+  /// The first number that no span has, of any tracer so far.
+  std::size_t next_span() const { return tracer_ == nullptr ? next_span_ : tracer_->next_span(); }
 
   /// What `stream` does next, until Scope::end(), is a span. Call it after the waits of the work, see
   /// [Note: What a span covers].
@@ -235,13 +249,14 @@ class TraceHook {
     if (tracer_ != nullptr) {
       scope.span_ = tracer_->begin(stream, kind, unit, what, pass, bytes);
       scope.stream_ = &stream;
-      scope.tracer_ = tracer_;
+      scope.hook_ = this;
     }
     return scope;
   }
 
  private:
   Tracer<D>* tracer_ = nullptr;
+  std::size_t next_span_ = 0;  ///< after the last tracer
 };
 
 }  // namespace fsdp
