@@ -48,11 +48,18 @@ class HeldUse : public detail::OpenUse<typename E::Scope::Core> {
     begun_ = true;
   }
   /// Ends the use.
-  /// @throws UsageError if none has begun; and what an earlier task threw: the pass has ended then, as after abandon()
+  /// @throws UsageError if none has begun, or another thread is inside a call of the engine: the use stays open then;
+  /// and what a function of on_reduced or an earlier task threw: the use and the pass have ended then, as after
+  /// abandon()
   /// @note Collective: in backward, the reduction of the unit.
   void end() {
     FSDP_EXPECTS(begun_, "rank {}: HeldUse::end: no use has begun", engine_->rank());
-    this->end_use();
+    try {
+      this->end_use();
+    } catch (...) {
+      begun_ = static_cast<bool>(*this);
+      throw;
+    }
     begun_ = false;
   }
   /// Ends the use and the pass under way, as an exception that leaves a scope does: a forward pass is forgotten; after

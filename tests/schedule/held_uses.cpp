@@ -4,9 +4,11 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -17,6 +19,7 @@
 #include "fsdp/host/device.hpp"
 #include "fsdp/paths.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/messages.hpp"
 #include "tests/support/rank_checks.hpp"
 
 namespace {
@@ -354,4 +357,59 @@ TEST_CASE("the end of a held use throws what a task threw, and ends the pass") {
   }
   CHECK(message == "boom");
   CHECK_FALSE(begun);
+}
+
+TEST_CASE("a held use whose end throws has ended, and so has its pass") {
+  std::array<std::vector<float>, 2> weights;
+  for (int const fails : {0, 1}) {
+    fsdp::local::run(2, fsdp::host::Device{}, [&](Comm comm) {
+      Model model(std::move(comm), fsdp::FullShard{}, true);
+      bool throws = fails == 1;
+      model.engine.shards().on_reduced(model.units[1], [&](auto&, std::span<float>) {
+        if (std::exchange(throws, false)) throw std::domain_error("boom");
+      });
+      fsdp::Sgd sgd{model.engine, {.lr = 0.1f}};
+      if (fails == 1) {
+        model.forward();
+        try {
+          model.backward();
+          RANK_CHECK(false);
+        } catch (std::domain_error const&) {
+        }
+        RANK_CHECK(!model.held.has_begun() && !model.held);
+        model.held.abandon();  // nothing
+        model.engine.discard_gradients();
+        // In an evaluation that ends first, the end of a forward use throws.
+        std::optional<Engine::Evaluation> evaluation{model.engine.evaluation()};
+        model.held.begin(Pass::forward, model.uses[0]);
+        evaluation.reset();
+        auto const refused = fsdp::testing::refusal([&] { model.held.end(); });
+        RANK_CHECK(fsdp::testing::has(refused, "forward of '0' ends, but an evaluation ended inside it"));
+        RANK_CHECK(!model.held.has_begun() && !model.held);
+      }
+      model.forward();
+      model.backward();
+      sgd.step();
+      auto all = model.weights();
+      if (model.engine.rank() == 0) weights[static_cast<std::size_t>(fails)] = std::move(all);
+    });
+  }
+  CHECK_RANKS();
+  CHECK(weights[0] == weights[1]);
+}
+
+TEST_CASE("a held use stays open where its end is refused because another thread is inside a call") {
+  CHECK(message_of([](Model& model) {
+          model.held.begin(Pass::forward, model.uses[0]);
+          std::string refused;
+          {
+            auto const turn = model.engine.shards().enter("a test");
+            std::thread([&] { refused = fsdp::testing::refusal([&] { model.held.end(); }); }).join();
+          }
+          CHECK(contains(refused, "another thread is inside a call"));
+          CHECK(model.held.has_begun());
+          CHECK(model.held);
+          model.held.end();
+          CHECK_FALSE(model.held.has_begun());
+        }) == "");
 }
