@@ -308,17 +308,20 @@ TEST_CASE("scopes begin and end in each order while a use begins and ends among 
   REQUIRE(orders.size() == 36);
   fsdp::local::run(2, fsdp::host::Device{}, [&](Comm comm) {
     Model model(std::move(comm));
-    std::size_t cell = 0;
+    std::size_t pair = 0, cell = 0;
     for (auto const& first : model.kinds)
-      for (auto const& second : model.kinds)
-        for (auto const& order : orders) {
-          if (&first > &second) continue;
-          auto const pass = passes[cell++ % 3];
-          auto const outcome = walk(model, {&first, &second}, pass, cell % 2 == 0, order);
+      for (auto const& second : model.kinds) {
+        if (&first > &second) continue;
+        ++pair;
+        for (std::size_t i = 0; i < orders.size(); ++i) {
+          if (cell++ % (fsdp::testing::sanitized ? 11 : 1) != 0) continue;
+          auto const pass = passes[(pair + i) % 3];
+          auto const outcome = walk(model, {&first, &second}, pass, (pair + i / 3) % 2 == 0, orders[i]);
           auto const wrong = model.trained();
           if (wrong.empty()) continue;
           throw std::logic_error(fsdp::formatted("{}, {}, {} in order {}: {}; {}", first.name, second.name,
-                                                 fsdp::name(pass), fsdp::listed(order), outcome, wrong));
+                                                 fsdp::name(pass), fsdp::listed(orders[i]), outcome, wrong));
         }
+      }
   });
 }
