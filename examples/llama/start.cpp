@@ -10,6 +10,7 @@
 
 #include "fsdp/checkpoint/checkpoint_folder.hpp"
 #include "fsdp/checkpoint/files.hpp"
+#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
 #include "llama/adapter_files.hpp"
 #include "llama/config_json.hpp"
@@ -180,7 +181,7 @@ std::shared_ptr<Tokenizer const> open_tokenizer(OpenedLlama const& model) {
 }
 
 std::string model_text(LlamaConfig const& config) {
-  return nlohmann::ordered_json::parse(huggingface_config_text(config, std::nullopt, std::nullopt, "float32")).dump();
+  return fsdp::checkpoint::parse_json(huggingface_config_text(config, std::nullopt, std::nullopt, "float32")).dump();
 }
 
 LlamaConfig model_config(RunState const& run) {

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
 #include "gpt2/config_json.hpp"
 #include "model_json.hpp"
@@ -46,7 +47,7 @@ GptConfig model_config(Settings const& settings, std::int64_t vocab_size) {
 }
 
 GptConfig model_config(RunState const& run) {
-  return model_from(nlohmann::ordered_json::parse(run.model), run.checkpoint.string());
+  return model_from(fsdp::checkpoint::parse_json(run.model), run.checkpoint.string());
 }
 
 std::string model_text(GptConfig const& config) { return model_json(config).dump(); }

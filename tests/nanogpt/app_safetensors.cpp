@@ -141,6 +141,9 @@ TEST_CASE("malformed files are refused with the file's name and the reason") {
       {"header with leading blanks", file_of(" {}", 0), "does not begin with '{'"},
       {"no JSON", file_of("{nonsense", 0), "not a JSON object"},
       {"JSON cut off", file_of("{\"a\":{" + tensor, 8), "not a JSON object"},
+      {"a NUL behind the JSON", file_of(std::string("{}\0garbage", 10), 0), "bytes behind the end of its JSON object"},
+      {"a NUL inside the JSON", file_of(std::string("{\"a\":\0", 6), 0), "not a JSON object"},
+      {"a second object", file_of("{}{}", 0), "has bytes behind the end of its JSON object, the first at offset 2"},
       {"tensor is no object", file_of("{\"a\":1}", 0), "expected 'dtype'"},
       {"no offsets", file_of(R"({"a":{"dtype":"F32","shape":[2]}})", 8), "expected 'dtype'"},
       {"unknown dtype", file_of(R"({"a":{"dtype":"Q4","shape":[2],"data_offsets":[0,8]}})", 8), "got Q4"},
@@ -181,6 +184,18 @@ TEST_CASE("malformed files are refused with the file's name and the reason") {
   }
   CHECK(has(what([&] { SafetensorsFile file(folder.path / "none"); }), "cannot be opened"));
   CHECK(has(what([&] { SafetensorsFile file(folder.path); }), "directory"));
+}
+
+TEST_CASE("a header with many names takes time in proportion to them") {
+  // If each name is compared with all before it, this takes longer than a test may.
+  constexpr std::size_t names = 120'000;
+  std::vector<fsdp::checkpoint::TensorEntry> entries(names);
+  for (std::size_t i = 0; i < names; ++i)
+    entries[i] = {"layers." + std::to_string(i) + ".weight", fsdp::DType::f32, {0}};
+  Folder const folder;
+  auto const path = folder.path / "many.safetensors";
+  write_bytes(path, fsdp::checkpoint::safetensors_header(entries, {}, "many"));
+  CHECK(SafetensorsFile(path).entries().size() == names);
 }
 
 TEST_CASE("a file cut at any byte, or with any header byte changed, never reads outside itself") {

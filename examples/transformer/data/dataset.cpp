@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
 #include "transformer/data/excerpt.hpp"
 #include "transformer/data/window_order.hpp"
@@ -37,7 +38,7 @@ Meta read_meta(fs::path const& path) {
   std::error_code error;
   if (!fs::exists(path, error)) return meta;
   MappedFile const file(path);
-  auto const json = Json::parse(as_text(file.bytes()), nullptr, false);
+  auto const json = fsdp::checkpoint::parse_json<Json>(as_text(file.bytes()));
   auto const wrong = [&](std::string_view what) { fsdp::fail<fsdp::ConfigError>("'{}': {}", path.string(), what); };
   if (!json.is_object()) wrong("expected a JSON object");
   if (!json.contains("vocab_size") || !json["vocab_size"].is_number_integer())

@@ -14,6 +14,8 @@
 #include <string>
 #include <system_error>
 
+#include "fsdp/checkpoint/json.hpp"
+
 namespace transformer {
 
 namespace fs = std::filesystem;
@@ -36,7 +38,7 @@ nlohmann::json read_answers(fs::path const& file) noexcept {
     if (!fs::is_regular_file(file, error)) return nothing;
     std::ifstream stream(file, std::ios::binary);
     std::string const text{std::istreambuf_iterator<char>(stream), {}};
-    auto read = nlohmann::json::parse(text, nullptr, false);
+    auto read = fsdp::checkpoint::parse_json<nlohmann::json>(text);
     return read.is_object() ? read : nothing;
   } catch (...) {
     return nothing;

@@ -20,6 +20,7 @@
 #include <system_error>
 #include <utility>
 
+#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
 
 namespace transformer {
@@ -70,7 +71,7 @@ bool was_abandoned(std::filesystem::path const& log, std::string_view id) {
   std::string last;
   for (std::string line; std::getline(stream, line);)
     if (line.starts_with(R"({"kind":"run")")) last = std::move(line);
-  auto const start = Json::parse(last, nullptr, false);
+  auto const start = fsdp::checkpoint::parse_json<Json>(last);
   return start.is_object() && start.value("resumed", Json(true)) == false && start.value("id", Json(id)) != id;
 }
 

@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
 #include "transformer/report/json_members.hpp"
 #include "transformer/report/log_file.hpp"
@@ -163,7 +164,7 @@ class Log {
  public:
   void line(std::string const& line) {
     if (line.empty()) return;
-    auto const object = Json::parse(line, nullptr, false);
+    auto const object = fsdp::checkpoint::parse_json<Json>(line);
     if (object.is_discarded() || !object.is_object()) {
       ++unread_;
     } else if (auto const kind = text(object, "kind"); kind == "run") {

@@ -90,7 +90,8 @@ std::optional<Trace> read_trace(std::istream& stream, TraceLimits limits) {
   };
   bool cut = false;
   try {
-    cut = Json::parse(stream, each, false).is_discarded();  // the writer was killed, or still writes
+    cut = Json::parse(stream, each, false).is_discarded();           // the writer was killed, or still writes
+    cut = cut || stream.peek() != std::istream::traits_type::eof();  // a NUL, which the parser takes for the end
   } catch (Enough const&) {
   }
   auto trace = events.finished();

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
 #include "transformer/data/excerpt.hpp"
 #include "transformer/tokenizer/byte_alphabet.hpp"
@@ -18,7 +19,7 @@ namespace {
 using Ids = std::unordered_map<std::string, Merges::Id>;
 
 Ids read_ids(std::string_view text, std::string_view file) {
-  auto const json = nlohmann::json::parse(text, nullptr, false);
+  auto const json = fsdp::checkpoint::parse_json<nlohmann::json>(text);
   if (!json.is_object() || json.empty())
     fsdp::fail<fsdp::ConfigError>("'{}': expected a JSON object of tokens and their ids", file);
   Ids ids;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
 #include "transformer/data/excerpt.hpp"
 
@@ -82,16 +83,20 @@ class JsonField {
   std::string path_;
 };
 
-/// Parses an object. @throws fsdp::ConfigError if the text is none, or nested more than 64 deep
+/// Parses an object that is the whole text.
+/// @throws fsdp::ConfigError if the text is something else, has a name twice, or is nested too deep
 inline nlohmann::json parse_json_object(std::string_view text, std::string_view file) {
-  constexpr int deepest = 64;
-  bool deep = false;
-  auto const watch = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-    deep = deep || depth > deepest;
-    return depth <= deepest;
-  };
-  auto json = nlohmann::json::parse(text, watch, false);
-  if (deep) fsdp::fail<fsdp::ConfigError>("{}: expected JSON of at most {} levels, got more", file, deepest);
+  using fsdp::checkpoint::JsonFault;
+  JsonFault fault;
+  auto json = fsdp::checkpoint::parse_json<nlohmann::json>(text, fault);
+  if (fault.kind == JsonFault::Kind::deep)
+    fsdp::fail<fsdp::ConfigError>("{}: expected JSON of at most {} levels, got more", file,
+                                  fsdp::checkpoint::deepest_json);
+  if (fault.kind == JsonFault::Kind::twice)
+    fsdp::fail<fsdp::ConfigError>("{}: '{}' occurs twice in an object", file, excerpt(fault.name));
+  if (fault.kind == JsonFault::Kind::behind)
+    fsdp::fail<fsdp::ConfigError>("{}: expected nothing behind the JSON object, got '{}' at byte {}", file,
+                                  excerpt(text.substr(fault.token)), fault.token);
   if (!json.is_object())
     fsdp::fail<fsdp::ConfigError>("{}: expected a JSON object, got '{}'; the file is cut, damaged, or of another kind",
                                   file, excerpt(text));

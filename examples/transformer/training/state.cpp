@@ -33,7 +33,7 @@ nlohmann::ordered_json run_state_json(RunState const& run, Settings const& setti
             {"data_vocab_size", run.data_vocab_size},
             {"vocabulary_xxh64", run.vocabulary},
             {"start", run.start},
-            {"model", Json::parse(run.model)},
+            {"model", fsdp::checkpoint::parse_json(run.model)},
             {"settings", config}};
   if (!run.base.empty()) json["base"] = run.base;
   if (!run.lineage.empty()) json["run"] = run.lineage;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -16,6 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using fsdp::DType;
+using Json = nlohmann::json;  // an object with a name for each tensor
 
 constexpr std::string_view file_name = "model.safetensors";
 constexpr std::string_view index_name = "model.safetensors.index.json";
@@ -51,8 +54,9 @@ void WeightsFolder::open_files(TensorList const& list) {
     names_.emplace_back(file_name);
   } else if (fs::exists(path() / index_name, error)) {
     index = read_index(path() / index_name);
+    std::set<std::string_view> seen;
     for (auto const& [tensor, file] : index)
-      if (std::find(names_.begin(), names_.end(), file) == names_.end()) names_.push_back(file);
+      if (seen.insert(file).second) names_.push_back(file);
   } else {
     fsdp::fail<fsdp::ConfigError>("'{}' has no weights: expected {} or {}{}", path().string(), file_name, index_name,
                                   hint_on_pickles(path()));
@@ -64,14 +68,16 @@ void WeightsFolder::open_files(TensorList const& list) {
 /// Which file has which tensor, by their names.
 std::map<std::string, std::string> WeightsFolder::read_index(fs::path const& path) const {
   auto const what = fsdp::formatted("'{}'", path.string());
-  auto const json = fsdp::checkpoint::parse_object(fsdp::checkpoint::read_text_file(path, longest_index), what);
+  auto const json = fsdp::checkpoint::parse_object<Json>(fsdp::checkpoint::read_text_file(path, longest_index), what);
+  auto const map = json.find("weight_map");
+  if (map == json.end() || !map->is_object())
+    fsdp::fail<fsdp::ConfigError>("{}: 'weight_map': expected an object", what);
   std::map<std::string, std::string> index;
-  for (auto const& item : fsdp::checkpoint::Fields(json, what).object("weight_map").items()) {
+  for (auto const& item : map->items()) {
     auto const name = item.value().is_string() ? item.value().get<std::string>() : std::string();
     if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos)
-      fsdp::fail<fsdp::ConfigError>(
-          "{}: tensor '{}': expected the name of a file in the same folder, got {}", what, item.key(),
-          item.value().dump(-1, ' ', false, fsdp::checkpoint::Json::error_handler_t::replace));
+      fsdp::fail<fsdp::ConfigError>("{}: tensor '{}': expected the name of a file in the same folder, got {}", what,
+                                    item.key(), item.value().dump(-1, ' ', false, Json::error_handler_t::replace));
     index.emplace(item.key(), name);
   }
   if (index.empty()) fsdp::fail<fsdp::ConfigError>("{}: 'weight_map' names no tensor", what);

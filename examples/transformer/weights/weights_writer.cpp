@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/checkpoint/safetensors_writer.hpp"
 #include "fsdp/error.hpp"
 
@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using fsdp::DType;
-using fsdp::checkpoint::Json;
+using Json = nlohmann::json;  // an object with a name for each tensor
 using fsdp::checkpoint::TensorEntry;
 
 std::vector<WeightsWriter::Tensor> of_one_type(std::vector<fsdp::TensorInfo> const& tensors, DType dtype) {

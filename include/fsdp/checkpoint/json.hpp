@@ -2,11 +2,12 @@
 // JSON files that nobody trusts: every field is asked for by name and type, and what is wrong is said with the file.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,29 +20,160 @@ namespace fsdp::checkpoint {
 
 using Json = nlohmann::ordered_json;
 
-/// Parses an object. Names that occur twice in an object are refused, and nesting of more than 64.
+/// Why a text is not JSON.
+struct JsonFault {
+  enum class Kind : unsigned char {
+    none,    ///< it is JSON
+    syntax,  ///< `end` is one past the first wrong byte; beyond the text's size if the text ends too early
+    behind,  ///< the same, of bytes behind the end of the value
+    number,  ///< the number that ends at `end` is larger than a double
+    twice,   ///< the name `name` occurs twice in an object
+    deep     ///< arrays and objects are nested more than deepest_json deep
+  };
+  Kind kind = Kind::none;
+  std::size_t end = 0;
+  std::size_t token = 0;  ///< syntax, behind, number: offset of the string, number or word that ends at `end`
+  std::string name{};
+};
+
+inline constexpr std::size_t deepest_json = 64;
+
+namespace detail {
+
+/// Offset of the string, number, word or character that ends at `end`, in a text that is JSON up to there.
+inline std::size_t json_token(std::string_view text, std::size_t end) {
+  std::size_t begin = 0;
+  bool in_string = false, in_word = false;
+  for (std::size_t i = 0; i < end; ++i) {
+    char const byte = text[i];
+    if (in_string) {
+      if (byte == '\\') ++i;
+      in_string = byte != '"';
+    } else if (std::string_view(" \t\r\n,:[]{}").find(byte) != std::string_view::npos) {
+      if (!in_word || i + 1 < end) begin = i;  // a number or word may be wrong for what follows it
+      in_word = false;
+    } else {
+      if (!in_word || byte == '"') begin = i;
+      in_string = byte == '"';
+      in_word = !in_string;
+    }
+  }
+  return begin;
+}
+
+/// Builds the value that nlohmann's parser reads, in time that is linear in the text: nlohmann's own builder goes
+/// through all earlier members of an object or array after each object in it, if it is given a callback.
+template <class J>
+class JsonBuilder {
+ public:
+  explicit JsonBuilder(JsonFault& fault) : fault_(fault) {}
+  J& value() { return value_; }
+
+  bool null() { return put(nullptr); }
+  bool boolean(bool value) { return put(value); }
+  bool number_integer(typename J::number_integer_t value) { return put(value); }
+  bool number_unsigned(typename J::number_unsigned_t value) { return put(value); }
+  bool number_float(typename J::number_float_t value, std::string const&) { return put(value); }
+  bool string(std::string& value) { return put(std::move(value)); }
+  bool binary(typename J::binary_t&) { return false; }  // not in JSON
+  bool start_object(std::size_t) { return open(J::object()); }
+  bool end_object() { return close(); }
+  bool start_array(std::size_t) { return open(J::array()); }
+  bool end_array() { return close(); }
+  bool key(std::string& name) {
+    auto const [member, fresh] = open_.back()->emplace(name, nullptr);
+    member_ = &*member;
+    if (!fresh) fault_ = {JsonFault::Kind::twice, 0, 0, name};
+    return fresh;
+  }
+  /// @param position  bytes that were read
+  template <class Error>
+  bool parse_error(std::size_t position, std::string const&, Error const& error) {
+    constexpr int overflow = 406;
+    bool const behind = open_.empty() && has_value_;
+    fault_.kind = behind                 ? JsonFault::Kind::behind
+                  : error.id == overflow ? JsonFault::Kind::number
+                                         : JsonFault::Kind::syntax;
+    fault_.end = position;
+    return false;
+  }
+
+ private:
+  bool put(J value) {
+    place(std::move(value));
+    return true;
+  }
+  bool open(J value) {
+    open_.push_back(&place(std::move(value)));
+    if (open_.size() > deepest_json) fault_.kind = JsonFault::Kind::deep;
+    return open_.size() <= deepest_json;
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+  J& place(J value) {
+    has_value_ = true;
+    if (open_.empty()) return value_ = std::move(value);
+    if (!open_.back()->is_array()) return *member_ = std::move(value);
+    open_.back()->push_back(std::move(value));
+    return open_.back()->back();
+  }
+
+  JsonFault& fault_;
+  J value_;
+  bool has_value_ = false;
+  std::vector<J*> open_;  ///< arrays and objects around the place that is read, the innermost last
+  J* member_ = nullptr;   ///< the innermost object's member whose name was read last
+};
+
+}  // namespace detail
+
+/// Parses a text that is one JSON value and nothing else.
+/// @tparam J      nlohmann::ordered_json, or nlohmann::json, whose objects may have many names: ordered_json goes
+///                through all earlier names of an object for each further one
+/// @param fault   why the text is refused
+/// @return a discarded value if the text is refused
+template <class J = Json>
+J parse_json(std::string_view text, JsonFault& fault) {
+  fault = {};
+  // The parser takes a NUL for the end of its input.
+  auto const readable = std::min(text.find('\0'), text.size());
+  detail::JsonBuilder<J> builder(fault);
+  bool const read = J::sax_parse(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(readable), &builder);
+  if (readable < text.size() && (read || fault.end > readable))
+    fault = {read ? JsonFault::Kind::behind : fault.kind, readable + 1, readable, {}};
+  else if (fault.end > 0)
+    fault.token = detail::json_token(text, std::min(fault.end, text.size()));
+  if (fault.kind != JsonFault::Kind::none) return J(J::value_t::discarded);
+  return std::move(builder.value());
+}
+/// The same, for readers that only need to know whether the text is JSON.
+template <class J = Json>
+J parse_json(std::string_view text) {
+  JsonFault fault;
+  return parse_json<J>(text, fault);
+}
+
+/// Parses an object. Names that occur twice in an object are refused, nesting of more than deepest_json, and bytes
+/// behind the object.
+/// @tparam J    as parse_json
 /// @param what  the text is, for messages: "'path'", "the header of 'path'"
 /// @throws ConfigError
-inline Json parse_object(std::string_view text, std::string_view what) {
-  constexpr int deepest = 64;
-  std::vector<std::set<std::string>> names;
-  std::string twice;
-  bool deep = false;
-  auto const watch = [&](int depth, Json::parse_event_t event, Json& value) {
-    if (depth > deepest) deep = true;
-    if (event == Json::parse_event_t::object_start) names.emplace_back();
-    if (event == Json::parse_event_t::object_end) names.pop_back();
-    if (event == Json::parse_event_t::key && !names.back().insert(value.get<std::string>()).second)
-      twice = value.get<std::string>();
-    return depth <= deepest;
-  };
+template <class J = Json>
+J parse_object(std::string_view text, std::string_view what) {
+  using Kind = JsonFault::Kind;
   if (text.empty() || text.front() != '{')
     fail<ConfigError>("{} does not begin with '{{': the file is damaged, or of another kind", what);
-  auto object = Json::parse(text, watch, false);
-  if (deep) fail<ConfigError>("{} is nested more than {} deep", what, deepest);
-  if (object.is_discarded() || !object.is_object())
+  JsonFault fault;
+  auto object = parse_json<J>(text, fault);
+  if (fault.kind == Kind::deep) fail<ConfigError>("{} is nested more than {} deep", what, deepest_json);
+  if (fault.kind == Kind::twice) fail<ConfigError>("'{}' occurs twice in {}", fault.name, what);
+  if (fault.kind == Kind::behind)
+    fail<ConfigError>("{} has bytes behind the end of its JSON object, the first at offset {}: the file is damaged",
+                      what, fault.token);
+  if (fault.kind != Kind::none)
     fail<ConfigError>("{} is not a JSON object: the file is damaged, or of another kind", what);
-  if (!twice.empty()) fail<ConfigError>("'{}' occurs twice in {}", twice, what);
   return object;
 }
 

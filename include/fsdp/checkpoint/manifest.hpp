@@ -219,9 +219,9 @@ inline void parse_parts(Manifest& manifest, Fields const& fields, bool one, std:
     manifest.steps_taken = part.steps;
     if (part.name.empty()) return;
     for (std::size_t i = 1; i < manifest.arrays.size(); ++i) part.arrays.push_back(manifest.arrays[i].name);
+    std::set<std::string_view> const frozen(manifest.frozen.begin(), manifest.frozen.end());
     for (auto const& tensor : manifest.tensors)
-      if (std::find(manifest.frozen.begin(), manifest.frozen.end(), tensor.name) == manifest.frozen.end())
-        part.tensors.push_back(tensor.name);
+      if (!frozen.contains(tensor.name)) part.tensors.push_back(tensor.name);
     manifest.parts.push_back(std::move(part));
     return;
   }

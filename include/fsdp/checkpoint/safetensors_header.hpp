@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -60,17 +61,21 @@ inline constexpr OtherType other_types[] = {{"BOOL", 1}, {"U8", 1},  {"I8", 1}, 
 /// @throws UsageError if a name occurs twice
 inline std::string safetensors_header(std::vector<TensorEntry> const& entries,
                                       std::map<std::string, std::string> const& metadata, std::string_view file) {
-  auto header = Json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::string text;
+  auto const add = [&](std::string const& name, Json const& value) {
+    text += (text.empty() ? "{" : ",") + Json(name).dump() + ":" + value.dump();
+  };
+  if (!metadata.empty()) add("__metadata__", metadata);
+  std::set<std::string_view> names;
   std::int64_t offset = 0;
   for (auto const& entry : entries) {
-    FSDP_EXPECTS(!header.contains(entry.name), "'{}': tensor '{}' occurs twice", file, entry.name);
+    FSDP_EXPECTS(names.insert(entry.name).second, "'{}': tensor '{}' occurs twice", file, entry.name);
     auto const end = offset + entry.numel() * static_cast<std::int64_t>(size_of(entry.dtype));
-    header[entry.name] = {
-        {"dtype", detail::format_name(entry.dtype)}, {"shape", entry.shape}, {"data_offsets", {offset, end}}};
+    add(entry.name,
+        {{"dtype", detail::format_name(entry.dtype)}, {"shape", entry.shape}, {"data_offsets", {offset, end}}});
     offset = end;
   }
-  auto const text = header.dump();
+  text += text.empty() ? "{}" : "}";
   auto const length = (text.size() + 7) / 8 * 8;
   std::string bytes;
   for (std::size_t i = 0; i < detail::length_bytes; ++i) bytes += static_cast<char>(length >> (8 * i));
