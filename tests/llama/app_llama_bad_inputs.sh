@@ -130,9 +130,9 @@ documents() {
   printf '%b' "$1" >bad.jsonl
   refused "data: 'bad.jsonl'$2" prepare --model=model --dataset=x --data=bad.jsonl "${@:3}"
 }
-documents '1. e4 e5\n' ", line 1: expected a JSON object with a string \"text\""
-documents '{"text": "a"}\n{"txt": "b"}\n' ", line 2: expected a JSON object with a string \"text\""
-documents '{"text": "a"}\n{"text": 5}\n' ", line 2: expected a JSON object with a string \"text\""
+documents '1. e4 e5\n' ", line 1, column 1: expected JSON, got '1. e4 e5'"
+documents '{"text": "a"}\n{"txt": "b"}\n' ", line 2: the object has no key \"text\"; its keys are: \"txt\""
+documents '{"text": "a"}\n{"text": 5}\n' ", line 2: the value of \"text\" is of type number, expected a string"
 documents '' " is empty"
 documents '{"text": ""}\n{"text": ""}\n' " has no documents with text"
 documents '{"text": ""}\n' " has no documents" --val_fraction=0

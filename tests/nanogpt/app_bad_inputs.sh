@@ -51,9 +51,9 @@ refuses "is empty" "$nanogpt" prepare --dataset=x --data=nothing
 refuses "'text': expected a JSON object" "$nanogpt" prepare --dataset=x --data=text --tokenizer=gpt2 --encoder_json=text --vocab_bpe=text
 [[ ! -e data/x ]] || fail "a failed prepare left data/x"
 mkdir docs
-refuses "expected files *.txt or *.jsonl" "$nanogpt" prepare --dataset=x --data=docs
+refuses "expected files *.txt, *.jsonl or *.ndjson" "$nanogpt" prepare --dataset=x --data=docs
 echo '{"txt": 1}' > docs/x.jsonl
-refuses "docs/x.jsonl', line 1: expected a JSON object with a string \"text\"" "$nanogpt" prepare --dataset=x --data=docs
+refuses "docs/x.jsonl', line 1: the object has no key \"text\"; its keys are: \"txt\"" "$nanogpt" prepare --dataset=x --data=docs
 refuses "Usage: nanogpt COMMAND" "$nanogpt"
 "$nanogpt" >output 2>/dev/null
 check "nanogpt alone is an error of usage" test $? = 2

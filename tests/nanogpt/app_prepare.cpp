@@ -270,16 +270,20 @@ TEST_CASE("bad corpora are refused by file and line, and nothing is left") {
   CHECK(has(refused(options_of(folder, folder.path / "none")), "/none' cannot be opened"));
   CHECK(has(refused(options_of(folder, folder.file("nothing", ""))), "is empty"));
   fs::create_directory(folder.path / "empty");
-  CHECK(has(refused(options_of(folder, folder.path / "empty")), "expected files *.txt or *.jsonl in the folder"));
-  for (std::string const bad :
-       {"[]", "{", "{\"text\": 1}", "{\"Text\": \"a\"}", "{\"text\": \"\xff\"}", "{\"text\": \"\\ud800\"}"}) {
+  CHECK(has(refused(options_of(folder, folder.path / "empty")),
+            "expected files *.txt, *.jsonl or *.ndjson in the folder"));
+  // tests/transformer/json_lines.cpp has all that may be wrong with a line.
+  for (std::string const bad : {"[]", "{", "{\"text\": 1}", "{\"Text\": \"a\"}", "{\"text\": \"\xff\"}", "\x01"}) {
     INFO(bad);
     auto options =
         options_of(folder, folder.file("bad.jsonl", "{\"text\": \"a\"}\n\n" + bad + "\n{\"text\": \"b\"}\n"));
-    CHECK(has(refused(options), "bad.jsonl', line 3: expected a JSON object with a string \"text\""));
+    CHECK(has(refused(options), "bad.jsonl', line 3"));
     options.piece_bytes = 4;
-    CHECK(has(refused(options), "bad.jsonl', line 3:"));
+    CHECK(has(refused(options), "bad.jsonl', line 3"));
   }
+  // A NUL between two documents ends neither the file nor the line.
+  auto const nul = std::string("{\"text\": \"a\"}\0{\"text\": \"b\"}\n", 28);
+  CHECK(has(refused(options_of(folder, folder.file("bad.jsonl", nul))), "bad.jsonl', line 1, column 14: '\\x00{"));
   BytePairs pairs;
   auto const one = folder.file("one.jsonl", "{\"text\": \"a\"}");
   auto options = with_byte_pairs(folder, one, pairs);
@@ -343,6 +347,66 @@ TEST_CASE("files of other formats are refused by name, with the command that mak
   CHECK(prepared.first_ignored.filename() == "a.md");
   folder.file("docs/z.txt", "\x1f\x8b\x08");
   CHECK(has(what([&] { prepare_data(some); }), "z.txt' is compressed by gzip"));
+}
+
+TEST_CASE("content decides what a file holds, unless its ending does") {
+  Folder const folder;
+  std::string const lines = "{\"text\": \"a\"}\n{\"text\": \"b\"}\n";
+  auto const documents = [&](char const* name, std::string const& bytes) {
+    auto options = options_of(folder, folder.file(name, bytes));
+    options.val_fraction = 0.5;
+    return prepare_data(options).documents;
+  };
+  for (auto const* const name : {"x.jsonl", "x.JSONL", "x.ndjson", "x.json", "x.JSON", "x", "x.md"}) {
+    INFO(name);
+    CHECK(documents(name, lines) == 2);
+    CHECK(documents(name, "\xef\xbb\xbf" + lines) == 2);
+    CHECK(documents(name, "\n \n" + lines) == 2);
+  }
+  for (auto const* const name : {"x.txt", "x.TXT"})
+    for (auto const& text : {lines, std::string("[]"), std::string("{")}) {
+      INFO(name << " " << text);
+      CHECK(documents(name, text + "some text") == 0);
+    }
+  CHECK(documents("x.md", "text [with] {these}") == 0);
+
+  auto const refused = [&](char const* name, std::string const& bytes) {
+    auto const options = options_of(folder, folder.file(name, bytes));
+    fs::remove_all(options.folder);
+    auto const message = what([&] { prepare_data(options); });
+    CHECK(!fs::exists(options.folder));
+    return message;
+  };
+  for (auto const* const name : {"x.json", "x.md", "x"}) {
+    INFO(name);
+    auto const array = refused(name, "[{\"text\": \"a\"}]");
+    CHECK(
+        has(array, "' begins with '[', as JSON does, and an array is no document: expected text, or one JSON object"));
+    CHECK(has(array, "jq -c '.[]' FILE | nanogpt prepare --data=-"));
+    CHECK(has(array, "to train on it as one text, put it into a file whose name ends in .txt"));
+    auto const object = refused(name, "\n {\n  \"text\": \"a\"\n}\n");
+    CHECK(has(
+        object,
+        "' begins with '{', as JSON does, and its first line is not a JSON object (column 2: the line ends before"));
+    CHECK(has(object, "jq -c . FILE | nanogpt prepare --data=-"));
+  }
+  CHECK(has(refused("x.json", "{\"data\": []}"), "line 1: the object has no key \"text\"; its keys are: \"data\""));
+  CHECK(has(refused("x.csv", "text,label\na,1\n"), "x.csv' is a .csv file, expected text or .jsonl."));
+  CHECK(has(refused("x.CSV", "text,label\na,1\n"), "pandas.read_csv('"));
+  CHECK(has(refused("x.tsv", "text\tlabel\na\t1\n"), "pandas.read_table('"));
+  CHECK(has(refused("x.csv", "text\n"), "put it into a file whose name ends in .txt"));
+
+  // In a folder, endings decide: .txt is one document, and files of other endings are left out with a word.
+  fs::create_directory(folder.path / "docs");
+  folder.file("docs/1.TXT", "[a]");
+  folder.file("docs/2.ndjson", lines);
+  folder.file("docs/3.JSONL", lines);
+  folder.file("docs/4.json", lines);
+  auto options = options_of(folder, folder.path / "docs");
+  options.val_fraction = 0.5;
+  auto const prepared = prepare_data(options);
+  CHECK(prepared.documents == 5);
+  CHECK(prepared.ignored == 1);
 }
 
 TEST_CASE("a data set that was half replaced is not opened until it is prepared again") {
@@ -443,11 +507,13 @@ TEST_CASE("a pipe is read to its end: text, or lines of JSON objects, with nothi
   CHECK(prepared.documents == 0);
   CHECK(text_of(folder.path / "out", "train") + text_of(folder.path / "out", "val") == text);
   CHECK(names_in(folder.path / "out") == std::vector<std::string>{"meta.json", "train.bin", "val.bin"});
-  CHECK(prepare_from_pipe("{ is no object\n").documents == 0);
+  CHECK(has(what([&] { prepare_from_pipe("{ is no object\n"); }), "(column 3: expected JSON, got 'is no object')"));
+  CHECK(has(what([&] { prepare_from_pipe("[\n"); }), "pipe' begins with '[', as JSON does"));
   std::string lines = "\n";
   for (int i = 0; i < 10; ++i) lines += "{\"text\": \"a\"}\n";
   CHECK(prepare_from_pipe(lines).documents == 10);
-  CHECK(has(what([&] { prepare_from_pipe(lines + "{\"Text\": 1}\n"); }), "pipe', line 12: expected a JSON object"));
+  CHECK(has(what([&] { prepare_from_pipe(lines + "{\"Text\": 1}\n"); }),
+            "pipe', line 12: the object has no key \"text\""));
   CHECK(has(what([&] { prepare_from_pipe(""); }), "pipe' is empty"));
   CHECK(has(what([&] { prepare_from_pipe("ab\xff"); }), "pipe': byte 2"));
 }

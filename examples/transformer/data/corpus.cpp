@@ -22,12 +22,13 @@ namespace fs = std::filesystem;
   fsdp::fail<fsdp::ConfigError>("'{}' cannot be {}: {}", name, what, std::generic_category().message(error));
 }
 
-Section whole_file(fs::path const& path, std::string const& name, Section::Kind kind) {
+/// @param of_text  the kind of a file that is one text
+Section whole_file(fs::path const& path, std::string const& name, Section::Kind of_text) {
   if (!std::ifstream(path, std::ios::binary)) cannot(name, "opened", errno);
   std::error_code error;
   auto const bytes = fs::file_size(path, error);
   if (error) cannot(name, "read", error.value());
-  expect_text(path, name);
+  auto const kind = form_of_file(path, name) == TextForm::lines ? Section::Kind::lines : of_text;
   return {path, name, kind, 0, bytes, Split::train};
 }
 
@@ -43,15 +44,13 @@ Corpus find_corpus(fs::path const& path) {
   std::error_code error;
   Corpus corpus;
   if (!fs::is_directory(path, error)) {
-    corpus.sections = {whole_file(path, shown_name(path), path.extension() == ".jsonl" ? Kind::lines : Kind::text)};
+    corpus.sections = {whole_file(path, shown_name(path), Kind::text)};
     return corpus;
   }
   for (auto at = fs::recursive_directory_iterator(path, error); !error && at != fs::end(at); at.increment(error)) {
-    auto const ending = at->path().extension();
     if (!at->is_regular_file(error) || at->path().filename().native().front() == '.') continue;
-    if (ending == ".txt" || ending == ".jsonl") {
-      corpus.sections.push_back(
-          whole_file(at->path(), at->path().string(), ending == ".txt" ? Kind::document : Kind::lines));
+    if (form_by_name(at->path())) {
+      corpus.sections.push_back(whole_file(at->path(), at->path().string(), Kind::document));
     } else {
       if (corpus.ignored++ == 0 || at->path() < corpus.first_ignored) corpus.first_ignored = at->path();
     }
@@ -59,11 +58,12 @@ Corpus find_corpus(fs::path const& path) {
   auto& sections = corpus.sections;
   if (error) cannot(path.string(), "read", error.value());
   if (sections.empty()) {
-    if (corpus.ignored > 0) expect_text(corpus.first_ignored, corpus.first_ignored.string());
-    fsdp::fail<fsdp::ConfigError>("data: expected files *.txt or *.jsonl in the folder '{}', got {}", path.string(),
-                                  corpus.ignored == 0 ? std::string("none")
-                                                      : fmt::format("{} other files, such as '{}'", corpus.ignored,
-                                                                    corpus.first_ignored.filename().string()));
+    if (corpus.ignored > 0) static_cast<void>(form_of_file(corpus.first_ignored, corpus.first_ignored.string()));
+    fsdp::fail<fsdp::ConfigError>(
+        "data: expected files *.txt, *.jsonl or *.ndjson in the folder '{}', got {}", path.string(),
+        corpus.ignored == 0
+            ? std::string("none")
+            : fmt::format("{} other files, such as '{}'", corpus.ignored, corpus.first_ignored.filename().string()));
   }
   std::sort(sections.begin(), sections.end(), [](Section const& a, Section const& b) { return a.path < b.path; });
   return corpus;
@@ -71,8 +71,7 @@ Corpus find_corpus(fs::path const& path) {
 
 Corpus corpus_of_stream(StreamCopy const& copy, std::string const& name) {
   Corpus corpus;
-  corpus.sections = {
-      whole_file(copy.path(), name, copy.begins_with_json() ? Section::Kind::lines : Section::Kind::text)};
+  corpus.sections = {whole_file(copy.path(), name, Section::Kind::text)};
   return corpus;
 }
 

@@ -43,16 +43,16 @@ struct Piece {
 /// What is to be tokenized.
 struct Corpus {
   std::vector<Section> sections;
-  std::int64_t ignored = 0;             ///< files of the folder that are neither .txt nor .jsonl, hidden ones apart
+  std::int64_t ignored = 0;             ///< files of the folder with other endings, hidden ones apart
   std::filesystem::path first_ignored;  ///< the first of them, by name
 
   bool has_documents() const;
 };
 
-/// `path` as sections: a folder's .txt and .jsonl files, by name, or one .jsonl file, as documents; else one text.
+/// `path` as sections: a folder's files of documents, by name, or one file (see form_of_file).
 /// @throws fsdp::ConfigError if there is nothing of the kind, or a file holds anything but text
 Corpus find_corpus(std::filesystem::path const& path);
-/// The same of a pipe: documents if its first line is a JSON object.
+/// The same of a pipe.
 /// @param name  what messages call it
 Corpus corpus_of_stream(StreamCopy const& copy, std::string const& name);
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cerrno>
 #include <cstdlib>
 #include <fstream>
@@ -16,7 +17,9 @@
 #include <system_error>
 #include <vector>
 
+#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
+#include "transformer/data/json_line.hpp"
 #include "transformer/launch/program.hpp"
 
 namespace transformer {
@@ -59,14 +62,54 @@ std::string with_ending(std::string const& name, std::string_view ending) {
       name, format.name, format.program, format.program, name, program_name);
 }
 
-[[noreturn]] void refuse_parquet(std::string const& name) {
+/// @param reader  pandas' function that reads it
+[[noreturn]] void refuse_table(std::string const& name, std::string_view kind, std::string_view reader,
+                               std::string_view packages, std::string_view otherwise) {
   auto const lines = with_ending(name, ".jsonl");
   fsdp::fail<fsdp::ConfigError>(
-      "data: '{}' is a Parquet file, expected text or .jsonl. This command converts it, if Python has pandas and "
-      "pyarrow:\n  python3 -c \"import pandas; pandas.read_parquet('{}')[['text']].to_json('{}', orient='records', "
-      "lines=True, "
-      "force_ascii=False)\"",
-      name, name, lines);
+      "data: '{}' is a {} file, expected text or .jsonl. This command converts it, if Python has {}:\n  python3 -c "
+      "\"import pandas; pandas.{}('{}')[['text']].to_json('{}', orient='records', lines=True, force_ascii=False)\"{}",
+      name, kind, packages, reader, name, lines, otherwise);
+}
+
+std::string lower_ending(fs::path const& name) {
+  auto ending = name.extension().string();
+  std::transform(ending.begin(), ending.end(), ending.begin(),
+                 [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
+  return ending;
+}
+
+constexpr std::string_view as_text_advice = "to train on it as one text, put it into a file whose name ends in .txt";
+
+/// @param why  its first line is no document; may be empty
+[[noreturn]] void refuse_json(std::string const& name, char first, std::string const& why) {
+  bool const is_array = first == '[';
+  fsdp::fail<fsdp::ConfigError>(
+      "data: '{}' begins with '{}', as JSON does, and {}: expected text, or one JSON object in each line. jq writes "
+      "the "
+      "{} so, as in: jq -c {} FILE | {} prepare --data=- ...; {}",
+      name, first,
+      is_array ? std::string("an array is no document") : "its first line is not a JSON object (" + why + ")",
+      is_array ? "elements of an array" : "objects", is_array ? "'.[]'" : ".", program_name, as_text_advice);
+}
+
+/// The form of a file whose name does not say it.
+TextForm form_by_content(fs::path const& path, std::string const& name) {
+  std::ifstream stream(path, std::ios::binary);
+  std::string line(3, '\0');
+  constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";
+  stream.read(line.data(), 3);
+  if (line != byte_order_mark) {
+    stream.clear();
+    stream.seekg(0);
+  }
+  auto const first = (stream >> std::ws).peek();
+  if (first != '{' && first != '[') return TextForm::text;
+  if (first == '[') refuse_json(name, '[', {});
+  std::getline(stream, line);
+  fsdp::checkpoint::JsonFault fault;
+  if (fsdp::checkpoint::parse_json<nlohmann::json>(line, fault).is_object()) return TextForm::lines;
+  refuse_json(name, '{', fault_text(line, fault));
 }
 
 }  // namespace
@@ -121,15 +164,14 @@ StreamCopy::~StreamCopy() { ::close(file_); }
 
 fs::path StreamCopy::path() const { return fmt::format("/proc/self/fd/{}", file_); }
 
-bool StreamCopy::begins_with_json() const {
-  std::ifstream stream(path(), std::ios::binary);
-  if ((stream >> std::ws).peek() != '{') return false;
-  std::string line;
-  std::getline(stream, line);
-  return nlohmann::json::parse(line, nullptr, false).is_object();
+std::optional<TextForm> form_by_name(fs::path const& name) {
+  auto const ending = lower_ending(name);
+  if (ending == ".txt") return TextForm::text;
+  if (ending == ".jsonl" || ending == ".ndjson") return TextForm::lines;
+  return std::nullopt;
 }
 
-void expect_text(fs::path const& path, std::string const& name) {
+TextForm form_of_file(fs::path const& path, std::string const& name) {
   std::array<char, 16> first{};
   std::array<char, 4> last{};
   std::ifstream stream(path, std::ios::binary);
@@ -145,7 +187,14 @@ void expect_text(fs::path const& path, std::string const& name) {
       begin.substr(std::min<std::size_t>(4, begin.size())).starts_with(bzip2_after_digit))
     refuse_compressed(name, {bzip2_magic, "bzip2", "bzcat"}, is_file);
   constexpr std::string_view parquet = "PAR1";  // at both ends
-  if (begin.starts_with(parquet) && std::string_view(last.data(), last.size()) == parquet) refuse_parquet(name);
+  if (begin.starts_with(parquet) && std::string_view(last.data(), last.size()) == parquet)
+    refuse_table(name, "Parquet", "read_parquet", "pandas and pyarrow", "");
+  if (auto const form = form_by_name(name)) return *form;
+  auto const ending = lower_ending(name);
+  if (ending == ".csv" || ending == ".tsv")
+    refuse_table(name, ending, ending == ".csv" ? "read_csv" : "read_table", "pandas",
+                 fmt::format("\n{}", as_text_advice));
+  return form_by_content(path, name);
 }
 
 }  // namespace transformer

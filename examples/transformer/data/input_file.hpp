@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 
 namespace transformer {
@@ -26,15 +27,24 @@ class StreamCopy {
 
   /// Opens the copy, as often as needed.
   std::filesystem::path path() const;
-  /// Whether its first line that is not blank is a JSON object.
-  bool begins_with_json() const;
 
  private:
   int file_ = -1;
 };
 
-/// @param name  what messages call it
-/// @throws fsdp::ConfigError if the file is compressed or in a format of tables, with the command that makes text of it
-void expect_text(std::filesystem::path const& path, std::string const& name);
+/// The forms in which a file has texts.
+enum class TextForm : unsigned char {
+  text,  ///< the file is one text
+  lines  ///< each line is a JSON object, whose "text" is one document
+};
+
+/// The form that a file's name says, in letters of either case: .txt is one text, .jsonl and .ndjson have lines.
+std::optional<TextForm> form_by_name(std::filesystem::path const& name);
+
+/// The form of a file: that which its name says, else lines if it begins with a JSON object, else one text.
+/// @param path  where the file is opened
+/// @param name  the file's own, for its ending and for messages
+/// @throws fsdp::ConfigError if the file is compressed, a table, or other JSON, with the command that makes text of it
+TextForm form_of_file(std::filesystem::path const& path, std::string const& name);
 
 }  // namespace transformer

@@ -25,6 +25,7 @@
 #include "transformer/data/corpus.hpp"
 #include "transformer/data/dataset.hpp"
 #include "transformer/data/input_file.hpp"
+#include "transformer/data/json_line.hpp"
 #include "transformer/data/new_file.hpp"
 #include "transformer/tokenizer/byte_pair.hpp"
 #include "transformer/tokenizer/characters.hpp"
@@ -87,11 +88,8 @@ void each_text(Piece const& piece, Use const& use) {
   if (piece.section->kind != Section::Kind::lines) return use(std::string_view(piece.bytes), std::int64_t{0});
   std::int64_t document = 0;
   each_line(piece.bytes, [&](std::string_view line, std::int64_t number) {
-    auto const json = Json::parse(line, nullptr, false);
-    if (!json.is_object() || !json.contains("text") || !json["text"].is_string())
-      fsdp::fail<fsdp::ConfigError>("data: '{}', line {}: expected a JSON object with a string \"text\"",
-                                    piece.section->name, piece.first_line + number);
-    use(std::string_view(json["text"].get_ref<std::string const&>()), document++);
+    auto const text = document_of_line(line, piece.section->name, piece.first_line + number);
+    use(std::string_view(text), document++);
   });
 }
 

@@ -15,7 +15,7 @@ namespace transformer {
 
 /// What is to be prepared, and how.
 struct PrepareOptions {
-  std::filesystem::path data;    ///< a text, a .jsonl file, a folder of .txt and .jsonl files, or a pipe ("-": stdin)
+  std::filesystem::path data;    ///< a text, lines of JSON, a folder of such files, or a pipe ("-": stdin)
   std::filesystem::path folder;  ///< where train.bin, val.bin and meta.json go
   /// GPT-2's files; both empty: the tokens are characters, or those of `tokenizer`
   std::filesystem::path encoder_json{}, vocab_bpe{};
@@ -39,7 +39,7 @@ struct PreparedData {
   std::int64_t empty = 0;      ///< further documents, without text or of a single token, which became no rows
   bool has_rows = false;       ///< the documents are rows
   bool has_val = true;         ///< val.bin was written
-  std::int64_t ignored = 0;    ///< files of folders that are neither .txt nor .jsonl
+  std::int64_t ignored = 0;    ///< files of folders with other endings than documents have
   std::filesystem::path first_ignored;
 };
 

@@ -75,10 +75,9 @@ int run_prepare(Settings const& settings) {
   fmt::print("train has {} tokens\n", with_commas(prepared.train_tokens));
   if (prepared.has_val) fmt::print("val has {} tokens\n", with_commas(prepared.val_tokens));
   if (prepared.ignored > 0)
-    fmt::print("note: {} file{} in the folder {} neither .txt nor .jsonl, and {} left out: '{}'{}\n",
+    fmt::print("note: {} file{} in the folder {} left out, for only .txt, .jsonl and .ndjson are read there: '{}'{}\n",
                with_commas(prepared.ignored), prepared.ignored == 1 ? "" : "s", prepared.ignored == 1 ? "is" : "are",
-               prepared.ignored == 1 ? "is" : "are", prepared.first_ignored.string(),
-               prepared.ignored == 1 ? "" : " is the first");
+               prepared.first_ignored.string(), prepared.ignored == 1 ? "" : " is the first");
   if (prepared.empty > 0)
     fmt::print("note: {} document{} no text or a single token, and {} left out\n", with_commas(prepared.empty),
                prepared.empty == 1 ? " has" : "s have", prepared.empty == 1 ? "is" : "are");

@@ -55,9 +55,10 @@ void add_data(SettingsTable& t) {
                   "token files for evaluations: a file, a pattern or a folder (default: beside the training files). "
                   "prepare: separate text or documents for validation, in the forms of --data");
   t.rows.back().part_of = "dataset";
-  t.text(
-      "data", &S::data, in::prepare,
-      "text file to prepare, or documents: a .jsonl file, or a folder with .txt and .jsonl files. -: standard input");
+  t.text("data", &S::data, in::prepare,
+         "text file to prepare, or documents: lines of JSON objects with a \"text\", or a folder with .txt and .jsonl "
+         "files. -: "
+         "standard input");
 }
 
 void add_batches(SettingsTable& t) {
