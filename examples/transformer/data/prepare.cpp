@@ -282,9 +282,9 @@ class Preparer {
     expect_tokens();
     meta_["vocab_size"] = prepared_.vocab_size;
     meta_["dtype"] = token_bytes_ == 2 ? "uint16" : "uint32";
-    files_.emplace_back(options_.folder / "meta.json").write(meta_.dump(1) + "\n");
-    std::vector<fs::path> others;
-    if (!has_val_) others.push_back(options_.folder / "val.bin");  // of other data
+    files_.emplace_back(options_.folder / meta_name).write(meta_.dump(1) + "\n");
+    std::vector<fs::path> others{options_.folder / pickled_meta_name};  // of other data
+    if (!has_val_) others.push_back(options_.folder / "val.bin");
     for (auto const split : {Split::train, Split::val})
       if (!prepared_.has_rows || (split == Split::val && !has_val_))
         others.push_back(options_.folder / fmt::format("{}.rows", name(split)));
@@ -359,8 +359,7 @@ class Preparer {
     if (!characters_) return;
     auto symbols = seen.symbols();
     if (documents_) symbols.emplace_back(end_of_text_marker);
-    meta_ = {{"tokenizer", "char"}, {"itos", symbols}, {"stoi", Json::object()}};
-    for (std::size_t id = 0; id < symbols.size(); ++id) meta_["stoi"][symbols[id]] = id;
+    meta_ = meta_of_characters(symbols);
     tokenizer_ = std::make_shared<Characters>(std::move(symbols));
   }
 

@@ -16,6 +16,7 @@
 #include "fsdp/checkpoint/files.hpp"
 #include "fsdp/checkpoint/manifest.hpp"
 #include "fsdp/error.hpp"
+#include "transformer/data/dataset.hpp"
 #include "transformer/launch/machine.hpp"
 #include "transformer/launch/program.hpp"
 #include "transformer/report/log_lines.hpp"

@@ -15,7 +15,6 @@ namespace transformer {
 
 inline constexpr std::string_view weights_name = "model.safetensors";
 inline constexpr std::string_view adapters_name = "adapters.safetensors";
-inline constexpr std::string_view meta_name = "meta.json";
 
 /// Names of files in a model's folder, whichever program wrote it.
 inline constexpr std::array<std::string_view, 11> files_of_a_model{"config.json",

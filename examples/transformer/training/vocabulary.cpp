@@ -25,7 +25,8 @@ void save_vocabulary(fs::path const& folder, Meta const& meta) {
                                         {reinterpret_cast<char const*>(file.bytes().data()), file.bytes().size()});
   };
   for (auto const& name : meta.tokenizer_files) copy(meta.path.parent_path() / name, name);
-  copy(meta.path, meta_name);
+  if (meta.json.empty()) return copy(meta.path, meta_name);
+  fsdp::checkpoint::replace_text_file(folder / meta_name, meta.json);
 }
 
 Meta read_vocabulary(fs::path const& path, std::int64_t vocab_size, fs::path const& model) {

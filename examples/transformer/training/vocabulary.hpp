@@ -11,7 +11,7 @@
 namespace transformer {
 
 /// Copies meta.json and the tokenizer's files that it names into the folder, or removes the folder's meta.json if the
-/// data have none. Training does so before its first checkpoint, and no earlier.
+/// data have none. A meta.pkl becomes a meta.json. Training does so before its first checkpoint, and no earlier.
 void save_vocabulary(std::filesystem::path const& folder, Meta const& meta);
 
 /// Reads a model's meta.json.
