@@ -45,6 +45,8 @@ printf 'abc\xff\n' > latin
 small=(--dataset=good --n_layer=1 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --gradient_accumulation_steps=2 --max_iters=1
        --eval_iters=1 --out_dir=out --overwrite --threads=1)
 
+refuses "setting 'dataset': expected the name of the data set to write (--dataset=NAME, for the folder data/NAME), got nothing" \
+  "$nanogpt" prepare --data=text
 refuses "'no_such_file' cannot be opened" "$nanogpt" prepare --dataset=x --data=no_such_file
 refuses "byte 3 (0xff)" "$nanogpt" prepare --dataset=x --data=latin
 refuses "is empty" "$nanogpt" prepare --dataset=x --data=nothing

@@ -417,8 +417,14 @@ TEST_CASE("GPT-2's files are needed for its tokens and refused for others, and a
             "'encoder_json': only --tokenizer=gpt2 reads this file, got 'e' with --tokenizer=char"));
   CHECK(has(problem("char", "", "m", 0.1), "'vocab_bpe': only --tokenizer=gpt2 reads this file"));
   CHECK(problem("char", "", "", 0) == "nothing was thrown");
-  Settings both;
-  both.data = "text";
+  auto unnamed = defaults(Command::prepare);  // what train reads by default is not replaced
+  unnamed.data = "text";
+  CHECK(has(
+      what([&] { check_together(unnamed, Command::prepare, 1); }),
+      "setting 'dataset': expected the name of the data set to write (--dataset=NAME, for the folder data/NAME), got "
+      "nothing"));
+  auto both = unnamed;
+  set(both, "dataset", "name");
   both.val_data = "other";
   CHECK(what([&] { check_together(both, Command::prepare, 1); }) == "nothing was thrown");
   set(both, "val_fraction", "0.5");

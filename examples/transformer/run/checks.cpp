@@ -42,6 +42,11 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
     if (s.data.empty())
       fsdp::fail<fsdp::ConfigError>(
           "setting 'data': expected the text to prepare (--data=FILE, or --data=- for standard input), got nothing");
+    if (s.dataset.empty())
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'dataset': expected the name of the data set to write (--dataset=NAME, for the folder data/NAME), "
+          "got "
+          "nothing");
     if (!s.val_data.empty() && s.was_given("val_fraction") && s.val_fraction != 0)
       fsdp::fail<fsdp::ConfigError>(
           "setting 'val_fraction': with --val_data, all of --data is used for training: expected 0 or no val_fraction, "

@@ -49,6 +49,7 @@ Settings defaults(Command command) {
   Settings settings;
   set_defaults(settings);
   if (command == Command::sample) settings.init_from = "resume";
+  if (command == Command::prepare) settings.dataset.clear();
   return settings;
 }
 

@@ -153,7 +153,7 @@ std::string first_start(Settings const& settings);
 /// Whether a start names weights: it is neither scratch nor resume.
 bool names_weights(std::string_view start);
 
-/// The defaults of a subcommand: those of the program, but `sample` resumes.
+/// The defaults of a subcommand: those of the program, but `sample` resumes, and `prepare` has no data set to replace.
 Settings defaults(Command command);
 /// The defaults of a program's settings where they differ from Settings'. Each program defines it.
 void set_defaults(Settings& settings);
