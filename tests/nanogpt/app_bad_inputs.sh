@@ -107,6 +107,7 @@ alone "no folder 'data/nowhere'" --dataset=nowhere
 alone "'data/odd/train.bin' has 12765 bytes, which is not a multiple of 2" --dataset=odd
 alone "'data/empty/val.bin' is empty" --dataset=empty
 alone "'data/missing/val.bin' is missing" --dataset=missing
+check "bench reads no validation data" "$nanogpt" bench --dataset=missing "${small[@]:1:6}" --burn_in=1 --timed=1 --threads=1 >output 2>&1
 alone "expected a JSON object" --dataset=nonsense
 alone "header 20240520 in version 2" --dataset=header
 alone "setting 'block_size': 16 is too long for 'data/short/val.bin': expected a file with 17 or more tokens, got 10" --dataset=short --block_size=16

@@ -165,6 +165,10 @@ TEST_CASE("token files are found by name, by pattern and by folder, and are shar
   CHECK(dataset.train.size() == 9);
   CHECK(dataset.val.file(0).path() == path("x_val_000000.bin"));
   CHECK(open_dataset({"", folder.path.string(), path("other.bin").string()}).val.file(0).path() == path("other.bin"));
+  // Without validation data, none are looked for.
+  std::filesystem::remove(path("x_val_000000.bin"));
+  CHECK(has(what([&] { open_dataset({"", path("x_train_*.bin").string(), ""}); }), "val.bin' is missing"));
+  CHECK(open_dataset({"", path("x_train_*.bin").string(), ""}, false).val.size() == 0);
   folder.file("train.bin", packed<std::uint16_t>({1}));
   CHECK(in_folder(Split::train) == std::vector{path("train.bin")});
 }

@@ -44,10 +44,9 @@ void introduce(Introduction const& about, Job const& job, Prepared const& ready)
   if (!ready.dataset) fmt::print("there is no data/{}: the batches are random tokens\n", s.dataset);
   fmt::print("{}", about.start);
   for (auto const split : {Split::train, Split::val}) {
-    if (!ready.dataset ||
-        (ready.dataset->split(split).files().size() == 1 && s.train_data.empty() && s.val_data.empty()))
-      continue;
+    if (!ready.dataset) continue;
     auto const files = ready.dataset->split(split).files();
+    if (files.empty() || (files.size() == 1 && s.train_data.empty() && s.val_data.empty())) continue;
     fmt::print("{} tokens: {}, in {}\n", name(split), with_commas(ready.dataset->split(split).size()),
                files.size() == 1 ? fmt::format("'{}'", files[0].path().string())
                                  : fmt::format("{} files, '{}' to '{}'", files.size(), files.front().path().string(),

@@ -131,7 +131,7 @@ Preparation<Program> prepare(C& world, Job const& job) {
     if (keeps && std::filesystem::exists(settings.out_dir, ignored)) take_out_dir(ready);  // before long checks
     if (training || !settings.train_data.empty() ||
         std::filesystem::is_directory(std::filesystem::path("data") / settings.dataset, ignored))
-      ready.dataset.emplace(open_dataset({settings.dataset, settings.train_data, settings.val_data}));
+      ready.dataset.emplace(open_dataset({settings.dataset, settings.train_data, settings.val_data}, training));
     std::optional<typename Program::Config> model;  // with which training begins
     if (ready.resumed) model = Program::config(*ready.resumed);
     if (!model && ready.pretrained) model = ready.pretrained->config;
