@@ -189,11 +189,16 @@ class TrainingLoop {
     log_.write(json(report));
     run_log_.write(log_line(report));
     if (trained_ > 0) write_memory(iteration);
-    if (!std::isfinite(train_loss) || !std::isfinite(val_loss))
+    if (!std::isfinite(train_loss) || !std::isfinite(val_loss)) {
+      auto const name = not_finite();
       fsdp::fail<fsdp::Error>(
-          "rank {}: iteration {}: the evaluation gives a training loss of {} and a validation loss of {}; training "
-          "stops",
-          trainer_.engine().rank(), iteration, loss_text(train_loss), loss_text(val_loss));
+          "rank {}: iteration {}: the evaluation gives a training loss of {} and a validation loss of {}, and {}; "
+          "training stops",
+          trainer_.engine().rank(), iteration, loss_text(train_loss), loss_text(val_loss),
+          name.empty()    ? std::string("all weights are finite")
+          : trained_ == 0 ? fmt::format("weights of '{}' are not finite at the start", name)
+                          : fmt::format("weights of '{}' are not finite after step {}", name, trained_ - 1));
+    }
     bool const better = val_loss < run_.best_val_loss;
     if (better) run_.best_val_loss = val_loss;
     return better;
@@ -306,21 +311,25 @@ class TrainingLoop {
     return stop_after(trained_, "files could not be written", EXIT_FAILURE);
   }
 
-  /// Before what no step follows, whose loss would tell.
-  /// @throws fsdp::Error on every rank if a weight is not finite
+  /// The first tensor with weights that are not finite; empty if there is none. The same on every rank.
   /// @note Collective: yes; gathers the weights, as an export does.
-  void expect_finite_weights() {
+  std::string not_finite() {
     auto& engine = trainer_.engine();
-    std::string found;  // the first such tensor; on rank 0 alone
+    std::string found;  // on rank 0 alone
     fsdp::export_full(engine, [&](fsdp::TensorInfo const& tensor, std::span<float const> values) {
       auto const finite = [](float value) { return std::isfinite(value); };
       if (found.empty() && !std::all_of(values.begin(), values.end(), finite)) found = tensor.name;
     });
-    auto const name = engine.world().exchange(found, "weights that are not finite").front();
-    if (!name.empty())
+    return engine.world().exchange(found, "weights that are not finite").front();
+  }
+  /// Before what no step follows, whose loss would tell.
+  /// @throws fsdp::Error on every rank if a weight is not finite
+  /// @note Collective: yes.
+  void expect_finite_weights() {
+    if (auto const name = not_finite(); !name.empty())
       fsdp::fail<fsdp::Error>(
-          "rank {}: iteration {}: weights of '{}' are not finite after the step; they were not saved", engine.rank(),
-          trained_ - 1, name);
+          "rank {}: iteration {}: weights of '{}' are not finite after the step; they were not saved",
+          trainer_.engine().rank(), trained_ - 1, name);
   }
 
   /// After an iteration: whoever starts the run again goes on from here.
