@@ -7,6 +7,7 @@
 #include "fsdp/checkpoint/files.hpp"
 #include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
+#include "transformer/tokenizer/special_ids.hpp"
 
 namespace llama {
 namespace {
@@ -115,6 +116,7 @@ LlamaConfig parse_huggingface_config(std::string_view text, std::string_view wha
     fields.wrong("num_attention_heads", fsdp::formatted("a divisor of hidden_size {}", config.hidden_size));
   config.head_dim = choices.count("head_dim", config.hidden_size / config.num_attention_heads);
   config.vocab_size = choices.count("vocab_size");
+  transformer::expect_special_ids(json, config.vocab_size, what);
   config.max_position_embeddings = choices.count("max_position_embeddings");
   config.rms_norm_eps = choices.number("rms_norm_eps", 1e-6);
   config.tie_word_embeddings = choices.has("tie_word_embeddings") && fields.flag("tie_word_embeddings");

@@ -176,6 +176,11 @@ TEST_CASE("what would be computed otherwise is refused, with its field", "[llama
       {{{"hidden_size", 32000000}}, "'hidden_size': expected a whole number from 1 to 1000000, got 32000000"},
       {{{"num_hidden_layers", "32"}}, "'num_hidden_layers': expected a whole number from 1 to 1000000000, got \"32\""},
       {{{"vocab_size", 1e30}}, "'vocab_size': expected a whole number from 1 to 1000000000, got 1e+30"},
+      {{{"eos_token_id", 32016}}, "'eos_token_id': expected ids of the vocabulary, from 0 to 32015, got 32016"},
+      {{{"eos_token_id", {2, 40000}}},
+       "'eos_token_id': expected ids of the vocabulary, from 0 to 32015, got [2,40000]"},
+      {{{"bos_token_id", -1}}, "'bos_token_id': expected ids of the vocabulary, from 0 to 32015, got -1"},
+      {{{"bos_token_id", "<s>"}}, "'bos_token_id': expected ids of the vocabulary, from 0 to 32015, got \"<s>\""},
       {{{"rms_norm_eps", 0}}, "'rms_norm_eps': expected a number from 1e-30 to 1, got 0"},
       {{{"rms_norm_eps", "small"}}, "'rms_norm_eps': expected a number, got \"small\""},
       {{{"rope_theta", -1.0}}, "'rope_theta': expected a number from 1 to 1000000000000000, got -1"},
@@ -207,6 +212,7 @@ TEST_CASE("what would be computed otherwise is refused, with its field", "[llama
     CAPTURE(fields.dump());
     CHECK(refusal(with(fields)) == "'config.json': " + expected);
   }
+  CHECK(refusal(with({{"eos_token_id", {2, 32015}}, {"bos_token_id", nullptr}})).empty());
   for (char const* const field : {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                                   "vocab_size", "max_position_embeddings", "model_type"})
     CHECK(refusal(without(field)) == "'config.json': '" + std::string(field) + "' is missing");

@@ -382,7 +382,8 @@ TEST_CASE("config.json says what model it is, and what nanogpt does not compute 
   for (auto const& [field, text] :
        {std::pair("activation_function", "\"gelu_pytorch_tanh\""), std::pair("n_inner", "16"),
         std::pair("reorder_and_upcast_attn", "true"), std::pair("summary_type", "\"cls_index\""),
-        std::pair("resid_pdrop", "0.5"), std::pair("pruned_heads", "{}"), std::pair("n_ctx", "null")})
+        std::pair("resid_pdrop", "0.5"), std::pair("pruned_heads", "{}"), std::pair("n_ctx", "null"),
+        std::pair("eos_token_id", "[0, 9]"), std::pair("eos_token_id", "50256")})
     CHECK(parse_huggingface_config(with(field, text), "it").activation == Activation::gelu_new);
   CHECK(parse_huggingface_config(with("activation_function", "\"gelu\""), "it").activation == Activation::gelu);
   CHECK(parse_huggingface_config(R"({"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 4, "n_positions": 6,
@@ -396,7 +397,8 @@ TEST_CASE("config.json says what model it is, and what nanogpt does not compute 
         std::pair("add_cross_attention", "true"), std::pair("tie_word_embeddings", "false"),
         std::pair("tie_word_embeddings", "1"), std::pair("n_inner", "17"), std::pair("n_ctx", "5"),
         std::pair("pruned_heads", "{\"0\": [1]}"), std::pair("quantization_config", "{\"bits\": 4}"),
-        std::pair("n_layer", "-1"), std::pair("n_layer", "2.5"), std::pair("vocab_size", "18446744073709551615")}) {
+        std::pair("eos_token_id", "10"), std::pair("bos_token_id", "[9, 10]"), std::pair("n_layer", "-1"),
+        std::pair("n_layer", "2.5"), std::pair("vocab_size", "18446744073709551615")}) {
     auto const message = what([&, f = field, t = text] { parse_huggingface_config(with(f, t), "it"); });
     INFO(field << " " << text << ": " << message);
     CHECK(has(message, "it: '" + std::string(field) + "': expected"));

@@ -9,6 +9,8 @@
 #include "fsdp/error.hpp"
 #include "gpt2/tensor_names.hpp"
 #include "model_json.hpp"
+#include "transformer/data/dataset.hpp"
+#include "transformer/tokenizer/special_ids.hpp"
 
 namespace nanogpt {
 namespace {
@@ -66,6 +68,8 @@ GptConfig parse_huggingface_config(std::string_view text, std::string_view what)
   config.bias = true;
   config.activation = activation_of(choices);
   expect_possible(config, what);
+  // transformers writes GPT-2's 50256 for every vocabulary, unless it is told another id.
+  transformer::expect_special_ids(json, config.vocab_size, what, transformer::gpt2_tokens - 1);
 
   if (choices.has("n_ctx")) fields.whole("n_ctx", config.block_size, config.block_size);
   if (choices.has("n_inner")) fields.whole("n_inner", 4 * config.n_embd, 4 * config.n_embd);
