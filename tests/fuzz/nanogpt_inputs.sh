@@ -44,7 +44,7 @@ together() { # together NAME FILE...: one source of them all
   printf '#include "%s"\n' "${@:2}" >"$1.cpp"
 }
 sources=(rows.cpp transformer/run/{table,choices,checks,common_rows,variants}.cpp
-  transformer/data/{dataset,row_index,token_file,token_shards,excerpt,new_file}.cpp
+  transformer/data/{dataset,row_index,token_file,token_shards,excerpt,new_file,input_file,json_line,pickle}.cpp
   transformer/tokenizer/{byte_alphabet,byte_pair,characters,merges,sentence_piece,sentence_piece_model,tokenizer,tokenizer_folder,tokenizer_json,utf8,words}.cpp)
 together inputs "${sources[@]}"
 rm -f inputs.a
@@ -58,7 +58,7 @@ else # two of them have one name
     ar rcs inputs.a "$(basename "$file" .cpp).o"
   done
 fi
-all=(token_files byte_pair_files tokenizer_files tokenize checkpoint_files config_files gpt2_files)
+all=(token_files byte_pair_files tokenizer_files tokenize json_lines meta_pickle safetensors_headers checkpoint_files config_files gpt2_files)
 crypto=()
 if echo '#include <openssl/hmac.h>' | "$clang" -x c++ -fsyntax-only - 2>/dev/null; then
   all=(door "${all[@]}") crypto=(-lcrypto)

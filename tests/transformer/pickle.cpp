@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // nanoGPT's meta.pkl: what it says is what Python reads, and every other pickle is refused.
+// skip-tsan
 // links: transformer_data
 #include "transformer/data/pickle.hpp"
 
