@@ -158,6 +158,10 @@ TEST_CASE("token files are found by name, by pattern and by folder, and are shar
   CHECK(find_token_files(path("none.bin").string(), Split::train) == std::vector{path("none.bin")});
   CHECK(has(what([&] { find_token_files(path("y_*.bin").string(), Split::val); }),
             "setting 'val_data': expected token files, but no file matches '"));
+  CHECK(has(what([&] { find_token_files(path("corpus.TXT").string(), Split::train); }),
+            "corpus.TXT' is a text by its name; make tokens of it with: nanogpt prepare --dataset=NAME --data="));
+  CHECK(has(what([&] { find_token_files(path("x_train_*").string(), Split::val); }),
+            "setting 'val_data': expected token files, but '"));
   folder.file("a[b].bin", "");
   CHECK(find_token_files(path("a[b].bin").string(), Split::train) == std::vector{path("a[b].bin")});
 

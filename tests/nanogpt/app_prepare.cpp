@@ -311,6 +311,9 @@ TEST_CASE("files of other formats are refused by name, with the command that mak
       {"a.xz", std::string("\xfd\x37zXZ\0", 6), "decompress it with xzcat"},
       {"a.bz2", "BZh91AY&SY", "decompress it with bzcat"},
       {"a.zip", "PK\x03\x04", "decompress it with unzip -p"},
+      {"a.txt", std::string("\xff\xfe") + "a",
+       "a.txt' is a text in UTF-16, expected UTF-8: convert it, as in iconv -f UTF-16"},
+      {"a.csv", "\xfe\xff\n", "is a text in UTF-16"},
       {"a.parquet", "PAR1 columns PAR1", "a.parquet' is a Parquet file"},
       {"b.parquet", "PAR1 columns PAR1", "[['text']].to_json('"},
   };

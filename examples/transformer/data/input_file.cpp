@@ -186,6 +186,11 @@ TextForm form_of_file(fs::path const& path, std::string const& name) {
   if (begin.starts_with(bzip2_magic) &&
       begin.substr(std::min<std::size_t>(4, begin.size())).starts_with(bzip2_after_digit))
     refuse_compressed(name, {bzip2_magic, "bzip2", "bzcat"}, is_file);
+  if (begin.starts_with("\xff\xfe") || begin.starts_with("\xfe\xff"))
+    fsdp::fail<fsdp::ConfigError>(
+        "data: '{}' is a text in UTF-16, expected UTF-8: convert it, as in iconv -f UTF-16 -t UTF-8 FILE | {} prepare "
+        "--data=- ...",
+        name, program_name);
   constexpr std::string_view parquet = "PAR1";  // at both ends
   if (begin.starts_with(parquet) && std::string_view(last.data(), last.size()) == parquet)
     refuse_table(name, "Parquet", "read_parquet", "pandas and pyarrow", "");

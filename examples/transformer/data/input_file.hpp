@@ -44,7 +44,8 @@ std::optional<TextForm> form_by_name(std::filesystem::path const& name);
 /// The form of a file: that which its name says, else lines if it begins with a JSON object, else one text.
 /// @param path  where the file is opened
 /// @param name  the file's own, for its ending and for messages
-/// @throws fsdp::ConfigError if the file is compressed, a table, or other JSON, with the command that makes text of it
+/// @throws fsdp::ConfigError if the file is compressed, in UTF-16, a table, or other JSON, with the command that makes
+/// text of it
 TextForm form_of_file(std::filesystem::path const& path, std::string const& name);
 
 }  // namespace transformer

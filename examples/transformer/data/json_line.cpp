@@ -84,7 +84,8 @@ std::string syntax_text(std::string_view line, JsonFault const& fault) {
   auto const wrong = fault.end - 1;
   auto const rest = line.substr(std::min(fault.token, wrong));
   auto const byte = static_cast<unsigned char>(line[wrong]);
-  if (byte < 0x20)
+  bool const is_blank = byte == '\t' || byte == '\r' || byte == '\n';
+  if (byte < 0x20 && (!is_blank || rest.starts_with('"')))
     return at_column(
         line, wrong,
         fmt::format("the control character U+{:04X} is not allowed in JSON; a string has it as \\u{:04x}", byte, byte));

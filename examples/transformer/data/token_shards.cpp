@@ -9,6 +9,8 @@
 #include <system_error>
 
 #include "fsdp/error.hpp"
+#include "transformer/data/input_file.hpp"
+#include "transformer/launch/program.hpp"
 
 namespace transformer {
 namespace {
@@ -44,13 +46,19 @@ std::vector<fs::path> find_token_files(std::string const& text, Split split) {
   if (fs::is_directory(text, error)) {
     files = files_of_folder(text, split);
   } else if (text.find_first_of("*?[") == std::string::npos || fs::exists(text, error)) {
-    return {text};
+    files = {text};
   } else {
     files = files_of_pattern(text);
     if (files.empty())
       fsdp::fail<fsdp::ConfigError>("setting '{}_data': expected token files, but no file matches '{}'", name(split),
                                     text);
   }
+  for (auto const& file : files)
+    if (form_by_name(file))
+      fsdp::fail<fsdp::ConfigError>(
+          "setting '{}_data': expected token files, but '{}' is a text by its name; make tokens of it with: {} prepare "
+          "--dataset=NAME --data={}",
+          name(split), file.string(), program_name, file.string());
   std::sort(files.begin(), files.end());
   return files;
 }
