@@ -66,6 +66,38 @@ TEST_CASE("shards of one group may differ, replicas of a shard may not") {
                  "replicas of unit 'sharded' differ in imported values: rank 3 was given other values than rank 1"));
 }
 
+TEST_CASE("replicas that are given other initial values are refused, and may be sealed again") {
+  auto const sealed = [](std::vector<float> const& values, fsdp::ShardingStrategy const& strategy) {
+    return message_of(4, [&](Comm comm) {
+      auto value = values[static_cast<std::size_t>(comm.rank())];
+      fsdp::Mesh mesh(std::move(comm));
+      Engine engine(mesh, strategy);
+      engine.shard(Ramp<>{}, "first");
+      engine.shard(Ramp<>{1000}, "given");
+      auto const shards = engine.shards();
+      shards.set_initial_values(shards[std::size_t{1}],
+                                [&](fsdp::TensorInfo const&, std::int64_t, std::span<float> out) {
+                                  for (auto& each : out) each = value;
+                                });
+      try {
+        engine.seal();
+      } catch (fsdp::ConfigError const&) {
+        value = 1.0f;
+        engine.seal();
+        auto const weights = fsdp::testing::all_weights(engine);
+        if (engine.rank() == 0) CHECK(weights.back() == 1.0f);
+        throw;
+      }
+    });
+  };
+  fsdp::HybridShard<> const hybrid{.group = 2};
+  CHECK(sealed({1, 2, 1, 2}, hybrid) == "");
+  CHECK(contains(sealed({1, 2, 1, 3}, hybrid),
+                 "replicas of unit 'given' differ in initial values: rank 3 was given other values than rank 1"));
+  CHECK(contains(sealed({1, 1, 2, 1}, fsdp::NoShard{}), "rank 2 was given other values than rank 0"));
+  CHECK(sealed({1, 2, 3, 4}, fsdp::FullShard{}) == "");
+}
+
 TEST_CASE("after replicas were given different values, all is refused until they are given the same") {
   std::vector<std::string> refused(2);
   auto const message = message_of(2, [&](Comm comm) {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fsdp/algorithm.hpp"
-#include "fsdp/checkpoint/written_values.hpp"
+#include "fsdp/checkpoint/read_parts.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
@@ -205,7 +205,7 @@ void import_shard(E& engine, Read&& read) {
   engine.synchronize();
   shards.gate().begin_replacing("an import");
   shards.history().add("import_shard");
-  checkpoint::WrittenValues written(shards.size());
+  detail::WrittenValues written(shards.size());
   checkpoint::ReadParts parts;
   std::vector<float> values;
   std::size_t first_tensor = 0;  // of the unit
@@ -222,14 +222,18 @@ void import_shard(E& engine, Read&& read) {
       } else {
         read(tensor, part.first, std::span<float>(values));
       }
-      written.add(u, values);
+      written.add(u, std::as_bytes(std::span(values)));
       unit.with_shard([&](auto* shard) { detail::put_values(engine, shard + part.offset, values); });
     }
     first_tensor += unit.layout().tensors().size();
   }
   if constexpr (std::is_same_v<decltype(read(std::declval<TensorInfo const&>(), 0, std::span<float>())), bool>)
     parts.expect_whole_tensors(engine);
-  written.expect_equal_replicas(engine, "imported values");
+  auto const differing = comm::consult(engine.world(), written.text(), "imported values", [&](auto const& texts) {
+    return detail::differing_replicas(
+        texts, shards.size(), [&](std::size_t u) -> auto& { return shards[u]; }, "imported values");
+  });
+  if (!differing.empty()) fail<ConfigError>("rank {}: {}", engine.rank(), differing);
   shards.gate().end_replacing();
 }
 

@@ -113,7 +113,7 @@ struct EngineCore {
       alone = true;
       prepare();
       alone = false;
-      expect_all_sealed({});
+      expect_all_sealed("=" + storage.initial_values().text());
     } catch (...) {
       unseal();
       if (alone) report_failure();
@@ -140,19 +140,28 @@ struct EngineCore {
     if (declared.options().trap_stale_pointers) guarded.prepare(declared.units());
     if (declared.paths()) declared.paths()->seal(declared.schedule(), program);
   }
-  /// @param mine  why this rank cannot seal; empty: it can
-  /// @throws PeerError if a rank cannot
+  /// @param mine  "=" and the hashes of the values that set_initial_values() gave; or "!" and why this rank cannot seal
+  /// @throws PeerError if a rank cannot; ConfigError if replicas were given different values
   /// @note Collective: yes.
   [[gnu::cold]] void expect_all_sealed(std::string const& mine) {
-    auto const theirs = comm::consult(mesh->world(), mine, "an engine's sealing", comm::first_text);
-    if (!theirs.empty())
-      fail<PeerError>("rank {}: the engine was not sealed on any rank: {}. All ranks may seal it again", where.rank,
-                      theirs);
+    auto const problem = comm::consult(mesh->world(), mine, "an engine's sealing", [&](auto texts) {
+      for (auto& text : texts) {
+        if (text[0] == '!') return text;
+        text.erase(0, 1);
+      }
+      auto const& units = declared.units();
+      return differing_replicas(
+          texts, units.size(), [&](std::size_t u) -> auto& { return *units[u]; }, "initial values");
+    });
+    if (problem.empty()) return;
+    if (problem[0] != '!') fail<ConfigError>("rank {}: {}", where.rank, problem);
+    fail<PeerError>("rank {}: the engine was not sealed on any rank: {}. All ranks may seal it again", where.rank,
+                    problem.substr(1));
   }
   /// Tells peers why this rank cannot seal. @pre called in a catch block
   [[gnu::cold]] void report_failure() noexcept {
     try {
-      expect_all_sealed(uncaught_text(where.rank));
+      expect_all_sealed("!" + uncaught_text(where.rank));
     } catch (...) {  // the caller throws the cause
     }
   }

@@ -11,6 +11,7 @@
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/executor.hpp"
 #include "fsdp/engine/flat_param.hpp"
+#include "fsdp/engine/written_values.hpp"
 #include "fsdp/fixed_array.hpp"
 #include "fsdp/kernels/elementwise.hpp"
 #include "fsdp/kernels/norms.hpp"
@@ -146,16 +147,18 @@ class ShardStorage {
 
   /// Fills the master shards from each tensor's Init, or with what the caller gives, on `compute`. Padding is zero.
   [[gnu::cold]] void initialize(Units& units, std::uint64_t seed, typename D::Stream& compute) {
+    initial_values_ = WrittenValues(units.size());
     device_.zero_async(compute, master_.data(), master_.bytes());
     device_.zero_async(compute, scalars_.data(), scalars_.bytes());
-    for (auto& unit : units) {
+    for (std::size_t u = 0; u < units.size(); ++u) {
+      auto& unit = units[u];
       for (auto const& part : unit->layout().segments(unit->shard())) {
         auto const& tensor = unit->layout().tensors()[part.tensor];
         FSDP_EXPECTS(unit->initial || tensor.init.kind != Init::Kind::given,
                      "unit '{}': tensor '{}' has init given, but Shards::set_initial_values gives no values",
                      unit->name(), tensor.name);
         unit->with_shard([&]<class T>(T* shard) {
-          if (unit->initial) return fill(*unit, tensor, part, shard + part.offset, dtype_of<T>, compute);
+          if (unit->initial) return fill(u, *unit, tensor, part, shard + part.offset, dtype_of<T>, compute);
           kernels::initialize(device_, compute, shard + part.offset, part.count, tensor.init, seed,
                               hash_name(tensor.name), part.first);
         });
@@ -171,18 +174,22 @@ class ShardStorage {
   }
 
   NormState& norm() { return norm_; }
+  /// Hashes of the values that initialize() got from callers.
+  WrittenValues const& initial_values() const { return initial_values_; }
 
  private:
   /// Values of the caller, of `type`. The calling thread waits for the copy.
-  [[gnu::cold]] void fill(Unit& unit, TensorInfo const& tensor, Segment const& part, void* to, DType type,
-                          typename D::Stream& compute) {
+  [[gnu::cold]] void fill(std::size_t number, Unit& unit, TensorInfo const& tensor, Segment const& part, void* to,
+                          DType type, typename D::Stream& compute) {
     FixedArray<std::byte> values(static_cast<std::size_t>(part.count) * static_cast<std::size_t>(size_of(type)));
     unit.initial->fill(tensor, part.first, part.count, values.begin(), type);
+    initial_values_.add(number, {values.begin(), values.size()});
     device_.copy_async(compute, to, values.begin(), values.size());
     device_.synchronize(compute);
   }
 
   D device_;
+  WrittenValues initial_values_;
   MemoryAccount* account_;
   AccountedMemory<D> master_, reduced_gradients_, accumulators_, scratch_, norm_partials_;
   AccountedMemory<C> gather_, reduce_, direct_gradients_, partial_, scalars_;
