@@ -5,9 +5,10 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string_view>
 
+#include "fsdp/version.hpp"
 #include "gpt_config.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 class Fields;
 }
 

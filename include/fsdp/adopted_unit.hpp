@@ -12,7 +12,7 @@
 #include "fsdp/engine.hpp"
 #include "fsdp/engine/moved_pointer.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// One tensor of the caller's: where its pointers are kept, and its shape.
 template <class Param, class Reduce>
@@ -181,4 +181,4 @@ class AdoptedUnit {
   std::vector<TensorPlace> places_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

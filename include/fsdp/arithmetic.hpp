@@ -18,7 +18,7 @@
 #endif
 #endif
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace detail {
 
@@ -96,4 +96,4 @@ inline FastMathFile fast_math_file;
 }();
 #endif
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

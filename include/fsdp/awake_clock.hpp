@@ -10,7 +10,7 @@
 
 #include "fsdp/version.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// The clock of deadlines: the steady clock without the time in which the whole process was stopped, by SIGSTOP, a
 /// scheduler that suspends jobs, a frozen container or a paused virtual machine. A rank that goes on after an hour of
@@ -65,4 +65,4 @@ struct AwakeClock {
   static inline std::atomic<std::int64_t> stopped_{0};  ///< nanoseconds that do not count
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -14,7 +14,7 @@
 #include "fsdp/tensor.hpp"
 #include "fsdp/wait_site.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 // clang-format 14 breaks compound requirements apart.
 // clang-format off
@@ -196,4 +196,4 @@ concept SkipsGradients = Module<M> && requires(M const& module) {
 
 // clang-format on
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

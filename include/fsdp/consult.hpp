@@ -9,7 +9,7 @@
 
 #include "fsdp/error.hpp"
 
-namespace fsdp::comm {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::comm {
 
 /// Gathers a text of every rank on rank 0, and broadcasts its answer. Rank 0 receives every text once, and sends the
 /// answer once to each rank, so its traffic grows linearly with the number of ranks; `exchange` sends every text to
@@ -43,4 +43,4 @@ inline std::string first_text(std::vector<std::string> const& texts) {
 /// Answers with nothing: all ranks have come.
 inline std::string no_text(std::vector<std::string> const& /*texts*/) { return {}; }
 
-}  // namespace fsdp::comm
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::comm

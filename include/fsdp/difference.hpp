@@ -8,7 +8,7 @@
 
 #include "fsdp/format.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Names the first item that differs in two lists of items, which ", " separates. An item is a name and a value behind
 /// the last space: "learning rate differs: 0.1 on rank 0, 0.2 on rank 1". In a name, what precedes " with " and ": "
@@ -38,4 +38,4 @@ namespace fsdp::detail {
   return {};
 }
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -23,7 +23,7 @@
 #include "fsdp/sharded_module.hpp"
 #include "fsdp/strategy.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// One engine per rank and model. Modules register in forward order; the first use, optimizer or export seals the
 /// engine: layouts and order are compared over all ranks, everything is allocated, and the shards are initialised.
@@ -343,4 +343,4 @@ Engine(Mesh<C>&, ShardingStrategy, P, EngineOptions = {}) -> Engine<C, P>;
 template <Communicator C, PrecisionPolicy P>
 Engine(Mesh<C>&, ShardingStrategy, P, EngineOptions, typename C::Device::Stream&) -> Engine<C, P>;
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -9,7 +9,7 @@
 #include "fsdp/strategy.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace detail {
 #if defined(__SANITIZE_ADDRESS__)
@@ -86,4 +86,4 @@ struct PathId {
   void const* engine = nullptr;  ///< engine of the path; other engines refuse the id. nullptr: not checked
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -9,7 +9,7 @@
 
 #include "fsdp/format.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Base of everything that the library throws.
 struct Error : std::runtime_error {
@@ -95,7 +95,7 @@ std::string listed(Values const& values) {
   return text;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE
 
 /// Throws fsdp::UsageError with the formatted message unless `condition` holds. Stays on in every build.
 #define FSDP_EXPECTS(condition, ...)                                 \

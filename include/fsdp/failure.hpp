@@ -8,7 +8,7 @@
 
 #include "fsdp/error.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// The type of an exception.
 enum class ErrorKind : unsigned char { other, usage, config, order, resource, vendor, peer };
@@ -90,4 +90,4 @@ template <class Stream>
     if (auto const* const why = failure_of(stream); why != nullptr && why->kind != ErrorKind::peer) stream.rethrow();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -7,7 +7,7 @@
 
 #include "fsdp/algorithm.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Elements on the heap; their number is fixed at construction. Engines use it where a list does not grow: a
 /// std::vector of each element type takes compilers several times as long.
@@ -42,4 +42,4 @@ class FixedArray {
   std::size_t size_ = 0;
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -15,7 +15,7 @@
 #include "fsdp/compiled.hpp"
 #include "fsdp/format_argument.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace detail {
 
@@ -148,7 +148,7 @@ std::string_view formatted_to(std::span<char> out, detail::FormatTextOf<Args...>
   return {out.data(), size < out.size() ? size : out.size()};
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE
 
 #if !FSDP_COMPILED
 #include "fsdp/format_body.hpp"

@@ -9,7 +9,7 @@
 
 #include "fsdp/version.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// An argument of a message: a text, a character, a number or a bool. Refers to a text; lives as long as the call.
 class FormatArgument {
@@ -60,4 +60,4 @@ std::string format_arguments(std::string_view text, FormatArgument const* argume
 std::size_t format_arguments_to(std::span<char> out, std::string_view text, FormatArgument const* arguments);
 
 }  // namespace detail
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

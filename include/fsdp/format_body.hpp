@@ -18,7 +18,7 @@
 #include "fsdp/compiled.hpp"
 #include "fsdp/format_argument.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Where a text grows: what has no room is counted and dropped. Texts and plain integers are written here, without
 /// allocation; fmt formats the rest.
@@ -101,4 +101,4 @@ FSDP_BODY std::string format_arguments(std::string_view text, FormatArgument con
   return whole;
 }
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

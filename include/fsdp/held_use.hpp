@@ -10,7 +10,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/step/schedule.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Holds one use of a unit at a time, as the scopes of Engine::forward_scope, backward_scope and recompute_scope do,
 /// but from begin() to end() or abandon(). The engine must outlive it.
@@ -79,4 +79,4 @@ class HeldUse : public detail::OpenUse<typename E::Scope::Core> {
 template <class E>
 HeldUse(E&) -> HeldUse<E>;
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

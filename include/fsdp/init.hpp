@@ -8,7 +8,7 @@
 
 #include "fsdp/error.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Distribution of a tensor's first values.
 struct Init {
@@ -64,4 +64,4 @@ constexpr std::uint64_t hash_name(std::string_view name) {
   return hash ^ (hash >> 32);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -14,7 +14,7 @@
 #include "fsdp/init.hpp"
 #include "fsdp/strategy.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Every tensor starts on a multiple of this many elements, and so does every shard: 256 bytes in fp32, 128 in bf16.
 inline constexpr std::int64_t layout_alignment = 64;
@@ -181,4 +181,4 @@ class FlatLayout {
   std::int64_t padded_ = 0;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

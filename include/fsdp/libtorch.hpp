@@ -30,7 +30,7 @@
 #include "fsdp/strategy.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp::libtorch {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch {
 
 namespace detail {
 
@@ -308,4 +308,4 @@ class Sharder {
 template <class E>
 Sharder(E&) -> Sharder<E>;
 
-}  // namespace fsdp::libtorch
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch

@@ -12,7 +12,7 @@
 
 #include "fsdp/concepts.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// What memory is for.
 enum class MemoryTag : unsigned char {
@@ -136,4 +136,4 @@ template <Communicator C>
     if (mover && memory) mover->register_memory(memory.data(), memory.bytes());
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -6,7 +6,7 @@
 
 #include "fsdp/concepts.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// The world of ranks that engines divide, each as its strategy says. Must outlive them.
 template <Communicator C>
@@ -34,4 +34,4 @@ class Mesh {
   int engines_ = 0;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

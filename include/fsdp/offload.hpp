@@ -8,7 +8,7 @@
 #include "fsdp/engine/offloading.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 struct OffloadOptions {
   bool moments = false;     ///< of all optimizers of the engine
@@ -50,4 +50,4 @@ template <class E>
   core.declared.offload = {options.moments, options.masters, options.gradients};
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -6,7 +6,7 @@
 
 #include "fsdp/version.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// As std::unique_ptr. With C++20, <memory> of libstdc++ takes compilers a tenth of the time of all of fsdp.hpp.
 template <class T>
@@ -33,4 +33,4 @@ class Owned {
   T* object_ = nullptr;
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -11,7 +11,7 @@
 #include "fsdp/engine/declared_paths.hpp"
 #include "fsdp/owned.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace detail {
 template <class Declaration>
@@ -63,4 +63,4 @@ class [[nodiscard]] PathScope {
   detail::FollowedPath followed_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

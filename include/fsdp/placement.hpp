@@ -5,7 +5,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/strategy.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Rank w of W is member `shard` of the N ranks of shard group `replica` of R. Shard groups are consecutive ranks;
 /// replicas are the ranks of equal place in each.
@@ -31,4 +31,4 @@ inline Placement place(int rank, int world, ShardingStrategy const& strategy) {
   return {rank, world, rank % shards, shards, rank / shards, world / shards};
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -6,7 +6,7 @@
 
 #include "fsdp/tensor.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// The element types that a precision policy is made of.
 template <class T>
@@ -46,4 +46,4 @@ using Bf16 = Precision<bf16, float>;       ///< bf16 compute, fp32 reduction
 using Bf16Reduce = Precision<bf16, bf16>;  ///< bf16 compute, bf16 reduction
 using Fp16 = Precision<fp16, fp16>;        ///< fp16 compute and reduction: train with a GradScaler
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

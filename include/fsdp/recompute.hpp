@@ -12,7 +12,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/memory.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Arguments for the forward that a backward runs first: see Recompute.
 template <class... Args>
@@ -126,4 +126,4 @@ class SegmentActivations {
   AccountedMemory<D> memory_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -20,7 +20,7 @@
 #include "fsdp/engine_options.hpp"
 #include "fsdp/layout.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace detail {
 
@@ -194,4 +194,4 @@ class ShardedModule<M, E> {
   std::vector<TensorPlace> tensors_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -8,7 +8,7 @@
 
 #include "fsdp/version.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// A device with page-locked host memory of its own: copies to and from other memory may block the caller there.
 template <class D>
@@ -48,4 +48,4 @@ class Staging {
   std::unique_ptr<T[], Free> memory_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

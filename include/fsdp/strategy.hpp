@@ -9,7 +9,7 @@
 #include "fsdp/algorithm.hpp"
 #include "fsdp/concepts.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Shards parameters, gradients and optimizer state; gathers a unit for its forward and again for its backward
 /// (ZeRO-3; PyTorch's FULL_SHARD).
@@ -89,4 +89,4 @@ struct ShardingStrategy {
   friend constexpr bool operator==(ShardingStrategy const&, ShardingStrategy const&) = default;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

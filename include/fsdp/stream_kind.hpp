@@ -8,7 +8,7 @@
 
 #include "fsdp/version.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// `copy` moves optimizer state between host and device. It is there if something is offloaded.
 enum class StreamKind : unsigned char { compute, gather, reduce, replicate, copy, count_ };
@@ -18,4 +18,4 @@ inline constexpr std::array<std::string_view, stream_kinds> stream_names{"comput
                                                                          "copy"};
 constexpr std::string_view name(StreamKind kind) { return stream_names[static_cast<std::size_t>(kind)]; }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -16,7 +16,7 @@
 #define FSDP_HD
 #endif
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace detail {
 /// std::bit_cast, callable in device code without relaxed-constexpr flags.
@@ -201,4 +201,4 @@ struct Tensor<Gradient<T>, Rank> : Tensor<T, Rank> {
   bool fresh = false;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -9,7 +9,7 @@
 
 #include "fsdp/version.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// `none` is for waits of user code.
 enum class WaitSite : unsigned char {
@@ -67,4 +67,4 @@ inline constexpr std::array<std::string_view, static_cast<std::size_t>(WaitSite:
 
 constexpr std::string_view name(WaitSite site) { return wait_site_names[static_cast<std::size_t>(site)]; }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

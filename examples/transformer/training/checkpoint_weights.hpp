@@ -9,11 +9,12 @@
 #include <string_view>
 #include <vector>
 
+#include "fsdp/version.hpp"
 #include "transformer/tuning/merged_weights.hpp"
 #include "transformer/weights/tensor_list.hpp"
 #include "transformer/weights/weights_source.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 class ShardedReader;
 }
 

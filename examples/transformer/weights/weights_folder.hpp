@@ -16,7 +16,7 @@
 #include "transformer/weights/tensor_list.hpp"
 #include "transformer/weights/weights_source.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 class SafetensorsFile;
 }
 

@@ -14,9 +14,9 @@
 #include "fsdp/layout.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 class SafetensorsWriter;
-}  // namespace fsdp::checkpoint
+}
 
 namespace transformer {
 

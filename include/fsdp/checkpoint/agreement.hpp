@@ -12,7 +12,7 @@
 #include "fsdp/consult.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 /// Answers with the error of the lowest rank that has one ("R" or "C", and a text), else with rank 0's text.
 inline std::string error_or_first(std::vector<std::string> const& texts) {
@@ -58,4 +58,4 @@ std::string agreed(C& world, std::string_view what, Act&& act) {
   return agree_on(world, what, ending_of(std::forward<Act>(act)));
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

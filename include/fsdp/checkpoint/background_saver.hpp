@@ -21,7 +21,7 @@
 #include "fsdp/checkpoint/host_copy.hpp"
 #include "fsdp/checkpoint/save.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// How this rank's part of a background save stands.
 enum class SaveProgress {
@@ -198,4 +198,4 @@ class BackgroundSaver {
   std::string failure_, folder_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

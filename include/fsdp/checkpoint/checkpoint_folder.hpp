@@ -24,7 +24,7 @@
 #include "fsdp/checkpoint/manifest.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 struct SaveOptions {
   std::int64_t step = -1;                       ///< in the name, "step-N"; -1: the steps that the optimizer has taken
@@ -226,4 +226,4 @@ inline void prune_checkpoints(std::filesystem::path const& folder, int keep_last
 }
 
 }  // namespace checkpoint
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

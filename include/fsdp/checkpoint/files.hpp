@@ -21,7 +21,7 @@
 
 #include "fsdp/error.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 namespace detail {
 
@@ -252,4 +252,4 @@ inline void remove_folder(std::filesystem::path const& folder) {
   if (error) detail::throw_file_error(folder, "removed", error.value());
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

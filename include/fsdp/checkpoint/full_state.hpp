@@ -17,7 +17,7 @@
 #include "fsdp/layout.hpp"
 #include "fsdp/memory.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// All tensors of the engine in declared order, sealing it if need be. @note Collective: the first time.
 template <class E>
@@ -237,4 +237,4 @@ void import_shard(E& engine, Read&& read) {
   shards.gate().end_replacing();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -14,7 +14,7 @@
 
 #include "fsdp/error.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 inline std::uint64_t checksum_of(std::span<std::byte const> bytes) { return XXH64(bytes.data(), bytes.size(), 0); }
 inline std::uint64_t checksum_of(std::string_view text) { return checksum_of(std::as_bytes(std::span(text))); }
@@ -27,4 +27,4 @@ inline constexpr std::int64_t block_bytes = std::int64_t{1} << 20;
 
 constexpr std::int64_t block_count(std::int64_t bytes) { return (bytes + block_bytes - 1) / block_bytes; }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

@@ -13,7 +13,7 @@
 #include "fsdp/memory.hpp"
 #include "fsdp/staging.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 /// Host memory for a copy, in the engine's account as MemoryTag::snapshot. It stays allocated for later copies.
 template <class E>
@@ -55,4 +55,4 @@ inline auto blocks_of(std::vector<Slice> const& slices, std::byte const* bytes) 
   };
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

@@ -16,7 +16,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/kernels/math.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 using Json = nlohmann::ordered_json;
 
@@ -262,4 +262,4 @@ class Fields {
   std::string_view what_;
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

@@ -26,7 +26,7 @@
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// What a checkpoint says beside the state that has been loaded.
 struct LoadedCheckpoint {
@@ -240,4 +240,4 @@ std::optional<LoadedCheckpoint> load_latest(E& engine, O& optimizer, std::filesy
   return load(engine, optimizer, folder / name);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

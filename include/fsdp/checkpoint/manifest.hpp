@@ -20,7 +20,7 @@
 #include "fsdp/layout.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 inline constexpr std::string_view manifest_name = "checkpoint.json";
 inline constexpr std::string_view parameters_array = "parameters";  ///< the array of the master weights
@@ -305,4 +305,4 @@ inline Manifest parse_manifest(std::string_view text, std::string_view what) {
   return manifest;
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

@@ -18,7 +18,7 @@
 #include "fsdp/checkpoint/safetensors_header.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 /// Writes a rank's file, then its description, whose rename comes last: rank 0 may see it at once, and counts on it.
 /// That the description's name is on the disk is rank 0's business.
@@ -105,4 +105,4 @@ class RankFileReader {
   std::vector<std::byte> block_;
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

@@ -9,7 +9,7 @@
 #include "fsdp/consult.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 /// Whether this rank was given each part of a tensor that it keeps.
 class ReadParts {
@@ -54,4 +54,4 @@ class ReadParts {
   std::string signs_;  ///< of each tensor: '+' given, '-' left, ' ' not here
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

@@ -27,7 +27,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 /// A safetensors file, mapped and checked: header length, JSON, names, types, extents, and that the tensors' bytes
 /// cover the data exactly, without gap or overlap.
@@ -229,4 +229,4 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

@@ -14,7 +14,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 /// A tensor of a file: name, element type, extents.
 struct TensorEntry {
@@ -84,4 +84,4 @@ inline std::string safetensors_header(std::vector<TensorEntry> const& entries,
   return bytes;
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

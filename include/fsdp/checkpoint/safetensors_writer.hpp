@@ -19,7 +19,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 /// Writes a safetensors file tensor by tensor, in the order of `entries`. The file appears under its name only when
 /// `finish` has run; until then it is `path` + ".tmp", which the destructor removes.
@@ -77,4 +77,4 @@ class SafetensorsWriter {
   std::optional<OutputFile> file_;
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

@@ -21,7 +21,7 @@
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace checkpoint {
 
@@ -203,4 +203,4 @@ std::filesystem::path save(E& engine, std::filesystem::path const& folder, nlohm
   return save(engine, none, folder, std::move(extra), options);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

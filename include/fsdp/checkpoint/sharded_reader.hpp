@@ -20,7 +20,7 @@
 #include "fsdp/checkpoint/rank_file.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 /// Texts of a checkpoint that are not files of its folder.
 struct FolderTexts {
@@ -165,4 +165,4 @@ class ShardedReader {
   std::map<std::pair<std::string, std::string>, std::vector<Part>> parts_;  // by array and tensor, in order
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

@@ -13,7 +13,7 @@
 
 #include "fsdp/concepts.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 /// Broadcasts bytes over a communicator of its own. @tparam C  Communicator
 template <Communicator C>
@@ -58,4 +58,4 @@ class SnapshotBroadcast {
   typename C::Device::Stream stream_;
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

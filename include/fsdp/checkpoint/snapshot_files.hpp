@@ -26,7 +26,7 @@
 #include "fsdp/checkpoint/rank_file.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Where snapshots lie, and which of them belong to a run.
 struct SnapshotPlace {
@@ -188,4 +188,4 @@ inline std::vector<std::filesystem::path> headers_in(std::filesystem::path const
 }
 
 }  // namespace checkpoint
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -22,7 +22,7 @@
 #include "fsdp/checkpoint/snapshot_search.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace checkpoint {
 
@@ -138,4 +138,4 @@ LoadedCheckpoint load_snapshot(E& engine, O& optimizer, FoundSnapshot const& fou
   return load_named(engine, optimizer, found.folder, formatted("{} {}", found.name(), found.id), found.texts);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

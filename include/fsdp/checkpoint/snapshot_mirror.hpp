@@ -15,7 +15,7 @@
 #include "fsdp/memory.hpp"
 #include "fsdp/wait_site.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 /// [Note: Pairs of nodes]
 /// Nodes mirror each other in pairs, in the order of their lowest ranks; of an odd number, the last three go round in a
@@ -147,4 +147,4 @@ class SnapshotMirror {
   typename Device::Event done_;
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

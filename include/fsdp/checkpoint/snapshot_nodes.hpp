@@ -27,7 +27,7 @@
 #include "fsdp/consult.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 /// 16 hexadecimal digits that nobody else draws.
 inline std::string drawn_id() {
@@ -198,4 +198,4 @@ Nodes find_nodes(C& world, SnapshotPlace const& place, std::vector<std::string>*
   return Nodes(parse_runs(answer));
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

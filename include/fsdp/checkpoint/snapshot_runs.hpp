@@ -10,7 +10,7 @@
 
 #include "fsdp/error.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 /// A word "count:first:by" for each run of numbers of which each is `by`, 0 or 1, above the last.
 inline std::string runs_text(std::vector<int> const& values) {
@@ -42,4 +42,4 @@ inline std::string united_runs(std::vector<std::string> const& texts) {
   return runs_text({all.begin(), all.end()});
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

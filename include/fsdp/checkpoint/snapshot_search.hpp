@@ -27,7 +27,7 @@
 #include "fsdp/consult.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// A snapshot that can be loaded. Its folder has the slices that this node holds; where it holds none there may be no
 /// such folder.
@@ -218,4 +218,4 @@ std::optional<FoundSnapshot> find_snapshot(C& world, SnapshotPlace const& place,
   return found;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -15,7 +15,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 /// What ranks say of the snapshot before, and what rank 0 answers.
 struct SnapshotWord {
@@ -80,4 +80,4 @@ inline MemberSlices parse_slices(std::string const& text) {
   return member;
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

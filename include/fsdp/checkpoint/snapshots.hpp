@@ -24,7 +24,7 @@
 #include "fsdp/checkpoint/training_state.hpp"
 #include "fsdp/consult.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// How a call to Snapshots::take() has ended.
 struct SnapshotTaken {
@@ -274,4 +274,4 @@ class Snapshots {
   std::thread thread_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -21,7 +21,7 @@
 #include "fsdp/layout.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 /// An optimizer, or another part of a run's state, that a checkpoint keeps: AdamW, Sgd, Muon, Ema.
 template <class O>
@@ -240,9 +240,9 @@ OwnSlices own_slices(E& engine, RunState<E> const& state, bool without_frozen) {
   return own;
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Several parts of a run's state, for save() and load(): `fsdp::TrainingState state{both, ema}`. It refers to them.
 template <checkpoint::Checkpointable... Part>
@@ -259,4 +259,4 @@ class TrainingState {
   std::tuple<Part*...> parts_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

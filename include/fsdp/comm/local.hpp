@@ -18,7 +18,7 @@
 #include "fsdp/failure.hpp"
 #include "fsdp/fixed_array.hpp"
 
-namespace fsdp::local {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::local {
 
 namespace detail {
 
@@ -118,7 +118,7 @@ void run(int ranks, DeviceOrFactory const& device, Body&& body) {
                                }});
 }
 
-}  // namespace fsdp::local
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::local
 
 #if FSDP_COMPILED
 #include "fsdp/compiled/local.hpp"

@@ -24,7 +24,7 @@
 #include "fsdp/cuda/device.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::nccl {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::nccl {
 
 /// Model of fsdp::Communicator for processes with one GPU each.
 ///
@@ -272,4 +272,4 @@ class Communicator {
 
 static_assert(RegistersMemory<Communicator>);
 
-}  // namespace fsdp::nccl
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::nccl

@@ -7,6 +7,6 @@
 #error "this file is compiled with FSDP_COMPILED=1, as the other files of the target are"
 #endif
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 FSDP_LOCAL_INSTANCES(template)
 }

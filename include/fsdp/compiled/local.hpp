@@ -19,7 +19,7 @@
   FSDP_ENGINE_INSTANCES(how, local::Communicator<host::Device>, Fp32)
 
 #if FSDP_COMPILED
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 FSDP_LOCAL_INSTANCES(extern template)
 }
 #endif

@@ -12,8 +12,8 @@
   FSDP_ENGINE_INSTANCES(how, mpi::BasicCommunicator<host::Device>, Fp32)
 
 #if FSDP_COMPILED_MPI
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 FSDP_DEVICE_INSTANCES(extern template, host::Device, Fp32)
 FSDP_MPI_INSTANCES(extern template)
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE
 #endif

@@ -11,7 +11,7 @@
 #include "fsdp/cuda/unroll.hpp"
 #include "fsdp/kernels/block.hpp"
 
-namespace fsdp::cuda {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda {
 
 namespace detail {
 
@@ -202,4 +202,4 @@ struct ThreadBlock {
   }
 };
 
-}  // namespace fsdp::cuda
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda

@@ -23,7 +23,7 @@
 #include "fsdp/cuda/launch.hpp"
 #endif
 
-namespace fsdp::cuda {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda {
 
 /// A CUDA stream: owned, made by Device::make_stream; or a view of the caller's, made by `adopt`.
 class Stream {
@@ -322,4 +322,4 @@ class Device {
 
 static_assert(fsdp::Device<Device>);
 
-}  // namespace fsdp::cuda
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda

@@ -9,7 +9,7 @@
 #include "fsdp/cuda/handles.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::cuda {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda {
 
 /// Why no CUDA device can be used, in one line that begins with "no CUDA device: "; empty when there is one.
 inline std::string unavailable_reason() {
@@ -71,4 +71,4 @@ inline void enable_peer_access(int reader, int owner) {
   }
 }
 
-}  // namespace fsdp::cuda
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda

@@ -12,7 +12,7 @@
 
 #include "fsdp/error.hpp"
 
-namespace fsdp::cuda {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda {
 
 /// Owns one vendor handle. `Traits` names `value_type` (a pointer type) and `destroy(value_type) noexcept`.
 ///
@@ -95,7 +95,7 @@ struct EventTraits {
 using UniqueStream = UniqueHandle<StreamTraits>;
 using UniqueEvent = UniqueHandle<EventTraits>;
 
-}  // namespace fsdp::cuda
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda
 
 /// Throws fsdp::VendorError with the call's text and CUDA's words unless `call` returns cudaSuccess.
 #define FSDP_CUDA_CHECK(call)                                                              \

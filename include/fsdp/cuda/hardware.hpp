@@ -6,7 +6,7 @@
 
 #include "fsdp/cuda/block.hpp"
 
-namespace fsdp::cuda {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda {
 
 /// The Lanes of a GPU: see ThreadBlock.
 struct Hardware {
@@ -55,4 +55,4 @@ struct Hardware {
 /// The Block of CUDA.
 using CudaBlock = ThreadBlock<Hardware>;
 
-}  // namespace fsdp::cuda
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda

@@ -15,7 +15,7 @@
 #include <fsdp_cuda_standin.hpp>  // of a test, which says what run_kernel is there
 #endif
 
-namespace fsdp::cuda::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda::detail {
 
 /// Blocks that a multiprocessor shall hold at once: `Kernel::blocks_per_multiprocessor` if declared, which bounds the
 /// registers of a thread, else 0: nothing is asked (1 would let the compiler take twice the registers).
@@ -69,4 +69,4 @@ cudaError_t launch_kernel(cudaStream_t stream, std::int64_t blocks, Args... args
   return cudaLaunchKernelEx(&config, run_kernel<Kernel, Args...>, args...);
 }
 
-}  // namespace fsdp::cuda::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda::detail

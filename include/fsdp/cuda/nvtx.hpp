@@ -19,7 +19,7 @@
 #define FSDP_HAS_NVTX 0
 #endif
 
-namespace fsdp::cuda {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda {
 
 namespace detail {
 /// Texts joined by spaces in a fixed buffer, cut when too long, terminated by zero.
@@ -109,4 +109,4 @@ inline void name_stream(cudaStream_t stream, std::string_view label) {
 #endif
 }
 
-}  // namespace fsdp::cuda
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda

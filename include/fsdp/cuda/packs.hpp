@@ -9,7 +9,7 @@
 #include "fsdp/cuda/unroll.hpp"
 #include "fsdp/kernels/block.hpp"
 
-namespace fsdp::cuda::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda::detail {
 
 using fsdp::detail::load;
 
@@ -104,4 +104,4 @@ FSDP_HD inline void update_pack(F const& f, Packs... packs) {
   (packs.store(), ...);
 }
 
-}  // namespace fsdp::cuda::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda::detail

@@ -6,7 +6,7 @@
 
 #include "fsdp/kernels/block.hpp"
 
-namespace fsdp::cuda::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda::detail {
 
 struct Add {
   template <class T>
@@ -67,4 +67,4 @@ FSDP_HD inline T reduce(T value, T identity, Combine combine) {
   return total;
 }
 
-}  // namespace fsdp::cuda::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda::detail

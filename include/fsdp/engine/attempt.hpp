@@ -10,7 +10,7 @@
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// While it lives, calls that declare something, or seal, throw a UsageError.
 /// @tparam D  Declaration
@@ -54,4 +54,4 @@ class [[nodiscard]] Attempt {
   int exceptions_ = std::uncaught_exceptions();
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

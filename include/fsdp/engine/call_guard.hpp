@@ -9,7 +9,7 @@
 
 #include "fsdp/error.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Its address identifies the calling thread.
 inline thread_local constinit char thread_mark = 0;
@@ -66,4 +66,4 @@ class CallGuard {
   std::atomic<char const*> call_{"no call yet"};  ///< entered last, for the message
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

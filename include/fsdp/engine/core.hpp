@@ -44,7 +44,7 @@
 #include "fsdp/step/check_program.hpp"
 #endif
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// The parts of an Engine. Engine, the scopes and Shards use them.
 template <Communicator C, class P>
@@ -335,4 +335,4 @@ struct EngineCore {
   StepGate<Passes<C, P>> gate{where.rank, passes};
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

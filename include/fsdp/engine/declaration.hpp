@@ -22,7 +22,7 @@
 #include "fsdp/step/schedule.hpp"
 #include "fsdp/strategy.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Grows until the engine is sealed; then compared over ranks, and planned from. Host logic only.
 template <class P>
@@ -321,4 +321,4 @@ class Declaration : public DeclaredUnits<P> {
   std::string_view busy_;  ///< what calls functions of the caller, for messages; empty: nothing
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -16,7 +16,7 @@
 #include "fsdp/step/step_input.hpp"
 #include "fsdp/step/use_order.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Grows until the engine is sealed. Host logic only.
 class DeclaredPaths final : public PathList {
@@ -127,4 +127,4 @@ class DeclaredPaths final : public PathList {
   FixedArray<std::string> labels_;
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

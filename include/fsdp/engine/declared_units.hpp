@@ -18,7 +18,7 @@
 #include "fsdp/placement.hpp"
 #include "fsdp/strategy.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// A tensor that a module or the caller names.
 struct DeclaredTensor {
@@ -218,4 +218,4 @@ class DeclaredUnits {
 };
 
 }  // namespace detail
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -27,7 +27,7 @@
 #include "fsdp/step/run.hpp"
 #include "fsdp/trace/trace.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Addresses of the buffers by slot, and of all gradient shards that backward writes.
 struct SlotMemory {
@@ -347,4 +347,4 @@ class Executor {
   Program::Turn const* computing_ = nullptr;  ///< of the use that is open
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -19,7 +19,7 @@
 #include "fsdp/strategy.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// The place of a module's tensor: the number of its unit among the module's (see FlatParam::beside), and its index in
 /// that unit's layout. One number, because a vector of a type of its own takes longer to compile.
@@ -178,4 +178,4 @@ class FlatParam {
   std::vector<std::size_t> begun_;  ///< by tensor: the last of these in which its sum has begun
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

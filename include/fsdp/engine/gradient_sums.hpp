@@ -12,7 +12,7 @@
 #include "fsdp/layout.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// The communicator's reductions take elements of type T, as Communicator says of float.
 template <class C, class T>
@@ -81,4 +81,4 @@ struct GradientSums {
   }
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

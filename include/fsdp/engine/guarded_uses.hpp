@@ -8,7 +8,7 @@
 #include "fsdp/fixed_array.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// A device that can make memory inaccessible, in the order of a stream.
 template <class D>
@@ -94,4 +94,4 @@ class GuardedUses<D, Unit> {
   FixedArray<Copies> copies_;  ///< by unit
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -10,7 +10,7 @@
 #include "fsdp/fixed_array.hpp"
 #include "fsdp/step/contents.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Parameters are not whole: an optimizer step, an import or a load has ended half-way.
 /// @param what     the refused action. @param writing  the writer of parameters
@@ -70,4 +70,4 @@ template <class Declaration>
       schedule.backward_broken() ? "Call " : "Complete it, or call ");
 }
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

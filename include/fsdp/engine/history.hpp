@@ -13,7 +13,7 @@
 #include "fsdp/format.hpp"
 #include "fsdp/init.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Records optimizer steps with their learning rates, discarded gradients, imports, and micro-steps that do not reduce.
 /// Ranks that differ in them would train on with different weights. Collectives carry the last event and a hash of all;
@@ -64,4 +64,4 @@ class History {
   mutable std::size_t size_ = 0;
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -12,7 +12,7 @@
 #include "fsdp/kernels/block.hpp"
 #include "fsdp/precision.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 struct TensorInfo;
 
@@ -53,4 +53,4 @@ class InitialValuesOf final : public InitialValues {
 };
 
 }  // namespace detail
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

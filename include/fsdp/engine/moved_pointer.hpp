@@ -7,7 +7,7 @@
 
 #include "fsdp/error.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Points at what its owner works on; null once the owner was moved from, so that a use of it is an error by name.
 template <class T>
@@ -30,4 +30,4 @@ class MovedPointer {
   T* pointer_;
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

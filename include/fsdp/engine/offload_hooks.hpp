@@ -7,7 +7,7 @@
 
 #include "fsdp/fixed_array.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 struct SlotMemory;
 
@@ -51,4 +51,4 @@ class OffloadHooks {
   virtual void await_stores() = 0;
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

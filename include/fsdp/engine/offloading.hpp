@@ -19,7 +19,7 @@
 #include "fsdp/step/operation.hpp"
 #include "fsdp/step/program.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Zeroed host memory, page-locked if the device can do that; entered in an account while it lives.
 template <class D>
@@ -254,4 +254,4 @@ class Offloading final : public OffloadHooks {
   std::array<std::size_t, 2> fetched_{none, none};  ///< by slot: the unit whose state has been fetched for its update
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -6,7 +6,7 @@
 
 #include "fsdp/error.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Counts them. While one is open, no use of a unit begins or ends: the gathers and reductions of that use would not be
 /// ordered with the work that the scope enqueues.
@@ -62,4 +62,4 @@ class OpenAccesses {
   bool alone_ = false;  ///< the write that is open must be alone
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -9,7 +9,7 @@
 #include "fsdp/step/schedule.hpp"
 #include "fsdp/trace/trace.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// The derived class decides when the use begins, and how it ends.
 /// @tparam E  EngineCore
@@ -117,4 +117,4 @@ class OpenUse {
   typename TraceHook<typename E::Device>::Scope span_;
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -25,7 +25,7 @@
 #include "fsdp/step/run.hpp"
 #include "fsdp/step/schedule.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// The state of an engine's passes. Everything it refers to belongs to the engine.
 template <Communicator C, class P>
@@ -347,4 +347,4 @@ class Passes {
   std::uint64_t backward_passes_ = 0;
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

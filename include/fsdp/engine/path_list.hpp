@@ -12,7 +12,7 @@
 #include "fsdp/step/step_input.hpp"
 #include "fsdp/step/use_order.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Orders of uses besides the declared one. They count from 1: path 0 is the declared order.
 class PathList {
@@ -49,4 +49,4 @@ struct FollowedPath {
 template <class Declaration>
 struct PathAdder;  // fsdp/paths.hpp
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

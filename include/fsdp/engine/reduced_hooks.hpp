@@ -9,7 +9,7 @@
 
 #include "fsdp/version.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// A function that was given to Shards::on_reduced. (std::function and std::unique_ptr would take longer to compile,
 /// and so would a std::span here.)
@@ -61,4 +61,4 @@ struct ReducedHooks {
   }
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -18,7 +18,7 @@
 #include "fsdp/layout.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Adds what `describe` says to a declaration.
 template <class Declaration>
@@ -76,4 +76,4 @@ template <class Declaration>
   return use;
 }
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -10,7 +10,7 @@
 #include "fsdp/step/program.hpp"
 #include "fsdp/step/schedule.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Forward passes during its lifetime keep nothing for a backward pass. Scopes nest. A forward pass in progress is
 /// dropped when the scope begins and when it ends. If it ends inside a use, the end of that use drops the pass and
@@ -86,4 +86,4 @@ class [[nodiscard]] UseScope : public detail::OpenUse<E> {
   int exceptions_ = std::uncaught_exceptions();
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -27,7 +27,7 @@
 #include "fsdp/step/operation.hpp"
 #include "fsdp/trace/trace.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace detail {
 /// In the place of a GradNorm.
@@ -350,4 +350,4 @@ template <class E>
   return text;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

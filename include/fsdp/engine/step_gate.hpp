@@ -9,7 +9,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/step/contents.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Optimizers, clip_grad_norm and exports call it before they begin. A call that throws has changed nothing.
 /// @tparam Passes  Passes of an engine, which must outlive it
@@ -167,4 +167,4 @@ class StepGate {
   std::size_t to_update_ = 0;       ///< units that the step under way has not updated
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -20,7 +20,7 @@
 #include "fsdp/step/memory_plan.hpp"
 #include "fsdp/step/program.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// A norm's shares, their sum over the world, and what comes of it. In device memory.
 struct NormState {
@@ -198,4 +198,4 @@ class ShardStorage {
   bool gradients_leased_ = false;
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -7,7 +7,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/failure.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// The streams of one rank's engine. Used by its host thread.
 template <Device D>
@@ -66,4 +66,4 @@ class StreamFailures {
   bool told_ = false;  ///< a PeerError was on its way through with_cause
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -8,7 +8,7 @@
 #include "fsdp/concepts.hpp"
 #include "fsdp/stream_kind.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Compute may be the caller's stream; the others are the engine's own.
 template <Device D>
@@ -55,4 +55,4 @@ class Streams {
   std::array<Stream*, stream_kinds> streams_{};
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -14,7 +14,7 @@
 #include "fsdp/init.hpp"
 #include "fsdp/layout.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// A unit's layout, a line per tensor.
 [[gnu::cold]] inline std::string text_of(std::string_view unit, FlatLayout const& layout) {
@@ -106,4 +106,4 @@ template <class C>
   return mean;
 }
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

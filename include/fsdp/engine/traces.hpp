@@ -11,7 +11,7 @@
 #include "fsdp/owned.hpp"
 #include "fsdp/trace/trace.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// @tparam E  Engine, which has it as a base
 template <class E>
@@ -48,4 +48,4 @@ class EngineTraces {
   auto& core() { return engine().core_; }
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

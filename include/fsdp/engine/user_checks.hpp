@@ -8,7 +8,7 @@
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace detail {
 
@@ -89,4 +89,4 @@ class ShardedModule {
   void backward(Args&&...) {}
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -16,7 +16,7 @@
 #include "fsdp/step/program.hpp"
 #include "fsdp/wait_site.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// The name of a wait for an event.
 /// @param pool     of the cells that are waited for
@@ -169,4 +169,4 @@ class Waits {
   std::size_t late_ = 0;
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -15,7 +15,7 @@
 #include "fsdp/algorithm.hpp"
 #include "fsdp/format.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Hashes of the values that this rank has written, by unit.
 class WrittenValues {
@@ -73,4 +73,4 @@ template <class UnitAt>
   return {};
 }
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

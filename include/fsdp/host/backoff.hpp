@@ -21,7 +21,7 @@
 #include "fsdp/awake_clock.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::host {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::host {
 
 inline constexpr int wait_expired_exit_code = 70;      ///< the process ended because a wait missed its deadline
 inline constexpr int wait_terminated_exit_code = 143;  ///< the process ended because SIGTERM came during a wait
@@ -256,4 +256,4 @@ inline void wake_sleepers(std::atomic<std::uint32_t> const& word, std::atomic<st
   if (sleepers.fetch_add(0, std::memory_order_relaxed) != 0) detail::futex_wake_all(word, scope);
 }
 
-}  // namespace fsdp::host
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::host

@@ -17,7 +17,7 @@
 #include "fsdp/host/stream.hpp"
 #include "fsdp/kernels/block.hpp"
 
-namespace fsdp::host {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::host {
 
 /// Model of fsdp::Device that needs no accelerator. Copy it freely.
 ///
@@ -108,4 +108,4 @@ struct Device {
 static_assert(fsdp::Device<Device>);
 static_assert(TellsFailure<Stream>);
 
-}  // namespace fsdp::host
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::host

@@ -11,7 +11,7 @@
 #include "fsdp/host/backoff.hpp"
 #include "fsdp/host/failure_text.hpp"
 
-namespace fsdp::host {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::host {
 
 namespace detail {
 /// The flag of an event. Streams store the ticket of the record that they have reached; waiters compare.
@@ -185,4 +185,4 @@ class Event {
   static constexpr int no_rank = -1;
 };
 
-}  // namespace fsdp::host
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::host

@@ -15,7 +15,7 @@
 
 #include "fsdp/failure.hpp"
 
-namespace fsdp::host::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::host::detail {
 
 /// A Failure in memory that several flags of events share, beyond the stream's life. Written once by the stream's
 /// worker, before the first flag refers to it. As in [Note: Events are the only order], everything is relaxed, and the
@@ -86,4 +86,4 @@ class FailureTexts {
   FailureText* free_ = nullptr;
 };
 
-}  // namespace fsdp::host::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::host::detail

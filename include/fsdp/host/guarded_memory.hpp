@@ -12,7 +12,7 @@
 
 #include "fsdp/error.hpp"
 
-namespace fsdp::host {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::host {
 
 /// A range of addresses that nothing else gets while it lives. The program can access it between open() and close();
 /// any other access ends the process with SIGSEGV, which AddressSanitizer reports. The contents are lost when it is
@@ -76,4 +76,4 @@ class GuardedMemory {
   std::size_t pages_ = 0, reserved_ = 0;
 };
 
-}  // namespace fsdp::host
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::host

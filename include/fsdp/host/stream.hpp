@@ -28,7 +28,7 @@
 #include "fsdp/host/thread.hpp"
 #include "fsdp/wait_site.hpp"
 
-namespace fsdp::host {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::host {
 
 /// A queue of work with CUDA's semantics: in order within a stream, unordered across streams except through events.
 ///
@@ -238,4 +238,4 @@ class Stream {
   std::unique_ptr<detail::StreamCore> core_;
 };
 
-}  // namespace fsdp::host
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::host

@@ -24,7 +24,7 @@
 #include "fsdp/host/team.hpp"
 #include "fsdp/wait_site.hpp"
 
-namespace fsdp::host::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::host::detail {
 
 /// What a stream's worker and its owner share.
 struct StreamCore {
@@ -187,4 +187,4 @@ void push_task(TaskQueue& queue, T const& task) {
   queue.push(T::run, &task, sizeof task);
 }
 
-}  // namespace fsdp::host::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::host::detail

@@ -11,7 +11,7 @@
 
 #include "fsdp/host/backoff.hpp"
 
-namespace fsdp::host::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::host::detail {
 
 struct StreamCore;
 
@@ -170,4 +170,4 @@ class TaskQueue {
   std::atomic<std::uint32_t> sleepers_{0};
 };
 
-}  // namespace fsdp::host::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::host::detail

@@ -21,7 +21,7 @@
 #include "fsdp/host/backoff.hpp"
 #include "fsdp/host/thread.hpp"
 
-namespace fsdp::host {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::host {
 
 /// The calling thread and `threads() - 1` helpers, which run the parts of one job at a time.
 ///
@@ -196,4 +196,4 @@ class Team {
   fsdp::detail::FixedArray<Helper> helpers_;
 };
 
-}  // namespace fsdp::host
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::host

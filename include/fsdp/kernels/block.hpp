@@ -18,7 +18,7 @@
 #define FSDP_INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// [Note: Kernels from one source]
 /// A kernel is an empty type with `template <class Block> FSDP_HD void operator()(Block const& block, std::int64_t
@@ -305,4 +305,4 @@ struct HostBlock {
 };
 static_assert(HostBlock::lanes == 2 * HostBlock::tail);
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

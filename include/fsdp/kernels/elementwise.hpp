@@ -12,7 +12,7 @@
 #include "fsdp/kernels/random.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Kernels over flat arrays, enqueued on a stream. `n = 0` enqueues nothing. Arrays are in memory of the device, and
 /// equal or disjoint.
@@ -161,4 +161,4 @@ void initialize(D const& device, typename D::Stream& stream, T* out, std::int64_
 }
 
 }  // namespace kernels
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

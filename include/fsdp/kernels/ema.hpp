@@ -9,7 +9,7 @@
 #include "fsdp/kernels/elementwise.hpp"
 #include "fsdp/kernels/norms.hpp"
 
-namespace fsdp::kernels {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::kernels {
 
 namespace detail {
 
@@ -57,4 +57,4 @@ void swap(D const& device, typename D::Stream& stream, float* a, float* b, std::
   if (n > 0) device.launch(stream, detail::blocks_for(n), detail::Swap{}, a, b, n);
 }
 
-}  // namespace fsdp::kernels
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::kernels

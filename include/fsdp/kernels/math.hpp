@@ -24,7 +24,7 @@
 /// over all fp32 inputs against fp64, in units in the last place of the exact result (checked by tests):
 /// exp 1.5, log 1.5, tanh 3, sine and cosine of turns 2 (of 1.0 near their zeros).
 /// Coefficients are minimax fits of this project (iteratively reweighted least squares).
-namespace fsdp::math {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::math {
 
 /// a * b + c, fused where the target fuses in hardware.
 FSDP_HD inline float mul_add(float a, float b, float c) {
@@ -197,6 +197,6 @@ FSDP_HD inline SinCos sin_cos_turns(float u) {
   return {flip(first, quarter), flip(second, quarter + 1u)};
 }
 
-}  // namespace fsdp::math
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::math
 
 #undef FSDP_C_LIBRARY

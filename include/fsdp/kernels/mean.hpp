@@ -9,7 +9,7 @@
 #include "fsdp/kernels/elementwise.hpp"
 #include "fsdp/wait_site.hpp"
 
-namespace fsdp::kernels {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::kernels {
 
 /// The factor that makes a sum over N ranks a mean (average): 1/N. All code that takes a mean multiplies by it once, in
 /// fp32.
@@ -32,4 +32,4 @@ Ticket all_reduce_mean(C& comm, typename C::Device::Stream& stream, float const*
   }
 }
 
-}  // namespace fsdp::kernels
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::kernels

@@ -9,7 +9,7 @@
 #include "fsdp/kernels/optimizers.hpp"
 #include "fsdp/kernels/rounding.hpp"
 
-namespace fsdp::kernels {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::kernels {
 
 namespace detail {
 
@@ -191,4 +191,4 @@ void normalise(D const& device, typename D::Stream& stream, float* x, std::int64
   if (n > 0) device.launch(stream, detail::blocks_for(n), detail::Normalise{}, x, n, squares, smallest, scale);
 }
 
-}  // namespace fsdp::kernels
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::kernels

@@ -9,7 +9,7 @@
 #include "fsdp/kernels/block.hpp"
 #include "fsdp/kernels/elementwise.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Which norm clipping measures.
 enum class NormKind : unsigned char { l1, l2, inf };
@@ -239,4 +239,4 @@ void update_scale(D const& device, typename D::Stream& stream, ClipScalars const
 }
 
 }  // namespace kernels
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

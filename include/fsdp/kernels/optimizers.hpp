@@ -9,7 +9,7 @@
 #include "fsdp/kernels/norms.hpp"
 #include "fsdp/kernels/rounding.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// A run of consecutive elements of one tensor that one block of an optimizer kernel updates.
 struct OptimizerChunk {
@@ -180,4 +180,4 @@ void sgd(D const& device, typename D::Stream& stream, OptimizerChunk const* chun
 }
 
 }  // namespace kernels
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

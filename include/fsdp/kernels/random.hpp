@@ -6,7 +6,7 @@
 
 #include "fsdp/kernels/block.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Four 32-bit words: a counter, or what Philox makes of it.
 struct Words {
@@ -137,4 +137,4 @@ struct NormalValues {
   }
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -8,7 +8,7 @@
 #include "fsdp/kernels/block.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// [Note: Stochastic rounding]
 /// A value between two neighbours of a narrow type goes to the upper one with a probability that is its distance from
@@ -63,4 +63,4 @@ FSDP_HD inline float stochastic(float value, std::uint32_t random) {
 }
 
 }  // namespace rounding
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

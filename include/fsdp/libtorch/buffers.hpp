@@ -13,7 +13,7 @@
 #include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::libtorch {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch {
 
 namespace detail {
 
@@ -91,4 +91,4 @@ void load_buffers(Sharder const& sharder, checkpoint::Json const& saved) {
   for (auto& [tensor, values] : changes) tensor.copy_(values);
 }
 
-}  // namespace fsdp::libtorch
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch

@@ -10,7 +10,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/libtorch/device.hpp"
 
-namespace fsdp::libtorch {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch {
 
 /// Torch's current stream of the current device, to be an engine's compute stream:
 ///
@@ -43,4 +43,4 @@ struct TorchDevice<cuda::Device> {
 };
 
 }  // namespace detail
-}  // namespace fsdp::libtorch
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch

@@ -8,7 +8,7 @@
 
 #include "fsdp/error.hpp"
 
-namespace fsdp::libtorch::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch::detail {
 
 /// Streams that can run inline: those of host devices.
 template <class S>
@@ -37,4 +37,4 @@ struct TorchDevice {
   static void expect_current(D const&, typename D::Stream const&, int, std::string_view) {}
 };
 
-}  // namespace fsdp::libtorch::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch::detail

@@ -16,7 +16,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/layout.hpp"
 
-namespace fsdp::libtorch::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch::detail {
 
 /// @throws UsageError unless the parameter has elements that an fp32 holds, and values
 inline void expect_elements(at::Tensor const& parameter, std::string_view name, int rank) {
@@ -77,4 +77,4 @@ class KeptValues {
   std::vector<Part> parts_;
 };
 
-}  // namespace fsdp::libtorch::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch::detail

@@ -24,7 +24,7 @@
 #include "fsdp/optim/grad_norm.hpp"
 #include "fsdp/optim/tensor_selection.hpp"
 
-namespace fsdp::libtorch {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch {
 
 namespace detail {
 
@@ -297,4 +297,4 @@ class ShardOptimizer {
   std::int64_t steps_ = 0;
 };
 
-}  // namespace fsdp::libtorch
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch

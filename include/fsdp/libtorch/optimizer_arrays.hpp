@@ -12,7 +12,7 @@
 
 #include "fsdp/error.hpp"
 
-namespace fsdp::libtorch {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch {
 
 namespace detail {
 template <class>
@@ -125,4 +125,4 @@ struct OptimizerArrays<torch::optim::AdagradOptions> {
   }
 };
 
-}  // namespace fsdp::libtorch
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch

@@ -10,7 +10,7 @@
 
 #include "fsdp/version.hpp"
 
-namespace fsdp::libtorch {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch {
 
 namespace detail {
 
@@ -67,4 +67,4 @@ void each_tensor(T const& value, F const& f) {
   }
 }
 
-}  // namespace fsdp::libtorch
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch

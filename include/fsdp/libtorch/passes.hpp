@@ -19,7 +19,7 @@
 #include "fsdp/libtorch/unit.hpp"
 #include "fsdp/step/schedule.hpp"
 
-namespace fsdp::libtorch::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch::detail {
 
 /// What passes need of an engine: one use at a time, as HeldUse.
 class EngineUses {
@@ -274,4 +274,4 @@ class Passes : public std::enable_shared_from_this<Passes> {
   TorchUnit* open_ = nullptr;       ///< of the use that is open, if it has parameters
 };
 
-}  // namespace fsdp::libtorch::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch::detail

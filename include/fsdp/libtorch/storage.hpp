@@ -16,7 +16,7 @@
 
 #include "fsdp/error.hpp"
 
-namespace fsdp::libtorch::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch::detail {
 
 /// Storages of this version of torch can refuse accesses with a text (torch 2.2 and newer).
 template <class S>
@@ -147,4 +147,4 @@ class RefusedTensors {
   }
 };
 
-}  // namespace fsdp::libtorch::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch::detail

@@ -19,7 +19,7 @@
 #include "fsdp/libtorch/storage.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp::libtorch::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch::detail {
 
 constexpr at::ScalarType scalar_type(DType type) {
   switch (type) {
@@ -178,4 +178,4 @@ class TorchUnit {
   std::vector<UnitStorage> weights_, gradients_;  ///< by number of the unit
 };
 
-}  // namespace fsdp::libtorch::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch::detail

@@ -13,7 +13,7 @@
 #include "fsdp/kernels/math.hpp"
 #include "fsdp/optim/optimizer_state.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 struct AdamWOptions {
   float lr = 1e-3f;  ///< learning rate of step() without an argument
@@ -139,4 +139,4 @@ class AdamW {
 template <class E>
 AdamW(E&) -> AdamW<E>;
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

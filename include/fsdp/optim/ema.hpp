@@ -19,7 +19,7 @@
 #include "fsdp/kernels/math.hpp"
 #include "fsdp/memory.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// An exponential moving average of all weights that train, in fp32, for evaluation and export:
 ///
@@ -251,4 +251,4 @@ Ema(E&) -> Ema<E>;
 template <class E>
 Ema(E&, float) -> Ema<E>;
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

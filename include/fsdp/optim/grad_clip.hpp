@@ -15,7 +15,7 @@
 #include "fsdp/optim/grad_norm.hpp"
 #include "fsdp/trace/trace.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 enum class NonFinite : unsigned char {
   skip,   ///< the optimizer step changes nothing; counted in GradNorm::skipped()
@@ -113,4 +113,4 @@ template <class E>
 void clip_grad_norm(detail::Anything, ...) = delete;  // fsdp: expected (engine, max_norm[, ClipOptions]); check the names in braces
 // clang-format on
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -7,7 +7,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/kernels/norms.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// A norm that clip_grad_norm has measured, and the factor that it has decided: a value with an identity, whose numbers
 /// stay in device memory until they are read. An optimizer's step takes it once. By default it is none: a step that is
@@ -48,4 +48,4 @@ class GradNorm {
   std::uint64_t measurement_ = 0;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

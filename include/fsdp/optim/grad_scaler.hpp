@@ -13,7 +13,7 @@
 #include "fsdp/optim/grad_clip.hpp"
 #include "fsdp/optim/grad_norm.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Defaults are PyTorch's.
 struct GradScalerOptions {
@@ -160,4 +160,4 @@ class GradScaler {
 template <class E>
 GradScaler(E&) -> GradScaler<E>;
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -12,7 +12,7 @@
 #include "fsdp/memory.hpp"
 #include "fsdp/optim/optimizer_layout.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// `count` values for each element of a layout. If the engine offloads moments, they lie in host memory, and the device
 /// has two slots of the size of the largest unit's: see [Note: Offloading].
@@ -76,4 +76,4 @@ class Moments {
   HostMoments* host_ = nullptr;                       ///< nullptr: they are in device memory
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

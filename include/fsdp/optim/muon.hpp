@@ -21,7 +21,7 @@
 #include "fsdp/optim/optimizers.hpp"
 #include "fsdp/optim/orthogonaliser.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// How the size of a matrix's update depends on its shape.
 enum class MuonScale : unsigned char {
@@ -307,4 +307,4 @@ class Muon {
   State state_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

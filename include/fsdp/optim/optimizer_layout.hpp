@@ -16,7 +16,7 @@
 #include "fsdp/layout.hpp"
 #include "fsdp/optim/param_groups.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// The shards of an optimizer's tensors, cut by settings and by tensor. It knows no device.
 ///
@@ -164,4 +164,4 @@ class OptimizerLayout {
   std::string left_out_;
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

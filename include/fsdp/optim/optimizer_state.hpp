@@ -22,7 +22,7 @@
 #include "fsdp/optim/optimizer_layout.hpp"
 #include "fsdp/optim/param_groups.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Moments and steps of one optimizer, of the tensors that it owns. The engine must outlive it.
 ///
@@ -201,4 +201,4 @@ class OptimizerState {
   OptimizerStep* steps_ = nullptr;  ///< of each group, in device memory
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

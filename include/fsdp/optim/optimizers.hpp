@@ -18,7 +18,7 @@
 #include "fsdp/layout.hpp"
 #include "fsdp/optim/grad_norm.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// An optimizer that can be one of several: AdamW, Sgd and Muon are, and yours may be.
 ///
@@ -157,4 +157,4 @@ class Optimizers {
   std::tuple<First*, More*...> parts_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -13,7 +13,7 @@
 #include "fsdp/layout.hpp"
 #include "fsdp/memory.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// The products of Newton-Schulz iterations by a kernel of the library. Give Muon a type like it to use cuBLAS or
 /// OpenBLAS: on every rank, and for any address, a product must have the same bits.
@@ -101,4 +101,4 @@ class Orthogonaliser {
 };
 
 }  // namespace detail
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

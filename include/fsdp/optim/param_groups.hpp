@@ -17,7 +17,7 @@
 #include "fsdp/layout.hpp"
 #include "fsdp/optim/tensor_selection.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Settings of the tensors that match a pattern. Those that are not set are the optimizer's. If a tensor matches
 /// several groups, each sets what it has, and later groups override earlier ones.
@@ -176,4 +176,4 @@ class OwnedTensors {
 };
 
 }  // namespace detail
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

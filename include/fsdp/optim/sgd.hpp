@@ -13,7 +13,7 @@
 #include "fsdp/kernels/math.hpp"
 #include "fsdp/optim/optimizer_state.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 struct SgdOptions {
   float lr = 1e-2f;
@@ -128,4 +128,4 @@ class Sgd {
 template <class E>
 Sgd(E&) -> Sgd<E>;
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

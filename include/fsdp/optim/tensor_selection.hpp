@@ -11,7 +11,7 @@
 
 #include "fsdp/version.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Whether `name` matches `pattern`, in which '*' stands for any number of characters, dots included, and '?' for one.
 [[gnu::cold]] constexpr bool matches(std::string_view pattern, std::string_view name) {
@@ -95,4 +95,4 @@ template <std::convertible_to<std::string_view>... Patterns>
   return selection;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -20,7 +20,7 @@
 #include "fsdp/step/memory_plan.hpp"
 #include "fsdp/strategy.hpp"
 
-namespace fsdp::plan {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::plan {
 
 /// Registers modules as an engine of `ranks` ranks does, with the same code, and allocates nothing:
 ///
@@ -92,4 +92,4 @@ class Declaration {
   std::vector<Work> work_;
 };
 
-}  // namespace fsdp::plan
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::plan

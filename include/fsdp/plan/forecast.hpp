@@ -17,7 +17,7 @@
 #include "fsdp/step/simulate.hpp"
 #include "fsdp/stream_kind.hpp"
 
-namespace fsdp::plan {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::plan {
 
 /// What is run on the hardware.
 struct Workload {
@@ -202,4 +202,4 @@ class Timing {
   return result;
 }
 
-}  // namespace fsdp::plan
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::plan

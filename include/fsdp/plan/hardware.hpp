@@ -13,7 +13,7 @@
 #include "fsdp/step/operation.hpp"
 #include "fsdp/step/simulate.hpp"
 
-namespace fsdp::plan {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::plan {
 
 /// How the ranks of a collective pass data on.
 enum class Algorithm : unsigned char {
@@ -96,4 +96,4 @@ inline void expect_whole_nodes(Hardware const& hardware, int gpus) {
     fail<ConfigError>("{} GPUs are not a multiple of the {} GPUs of a node", gpus, hardware.gpus_per_node);
 }
 
-}  // namespace fsdp::plan
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::plan

@@ -16,7 +16,7 @@
 #include "fsdp/kernels/math.hpp"
 #include "fsdp/plan/hardware.hpp"
 
-namespace fsdp::plan {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::plan {
 
 namespace detail {
 
@@ -193,4 +193,4 @@ struct HardwareValue {
   return result;
 }
 
-}  // namespace fsdp::plan
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::plan

@@ -6,7 +6,7 @@
 
 #include "fsdp/version.hpp"
 
-namespace fsdp::plan {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::plan {
 
 /// Work of a module's kernels in one pass of a micro-step.
 struct Load {
@@ -25,4 +25,4 @@ concept SaysWork = requires(M const& user_module) {
   { user_module.work() } -> std::convertible_to<Work>;
 };
 
-}  // namespace fsdp::plan
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::plan

@@ -10,7 +10,7 @@
 
 #include "fsdp/step/program.hpp"
 
-namespace fsdp::step {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::step {
 
 /// How many terms a backward pass adds to the gradients of a unit. It depends on the path that the pass follows.
 class BackwardUses {
@@ -41,4 +41,4 @@ class BackwardUses {
   std::map<std::uint32_t, std::uint32_t> paths_;  ///< by micro-step
 };
 
-}  // namespace fsdp::step
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::step

@@ -9,7 +9,7 @@
 #include "fsdp/algorithm.hpp"
 #include "fsdp/layout.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Buckets of NoShard: contiguous ranges of all gradients in the order in which backward completes them. Cuts elements
 /// of `element_bytes` into ranges: the first of about `first_bytes`, the others of about `bucket_bytes` (both rounded
@@ -40,4 +40,4 @@ inline std::vector<Range> make_buckets(std::vector<std::int64_t> const& ends, st
   return buckets;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -17,7 +17,7 @@
 #include "fsdp/step/step_input.hpp"
 #include "fsdp/step/unit_planner.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace detail {
 
@@ -262,4 +262,4 @@ class BufferPlanner : protected UnitPlanner {
 };
 
 }  // namespace detail
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -14,7 +14,7 @@
 #include "fsdp/layout.hpp"
 #include "fsdp/step/operation.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// A buffer by slot.
 struct BufferPlan {
@@ -145,4 +145,4 @@ class PerCell {
 };
 
 }  // namespace step
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

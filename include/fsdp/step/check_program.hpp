@@ -13,7 +13,7 @@
 #include "fsdp/step/step_input.hpp"
 #include "fsdp/step/symbols.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Runs a program in symbols: all kinds of micro-steps that its options allow, each before and after plain ones, with
 /// norms, updates, evaluations and discarded gradients; and so each path, alone and in turn with the declared order.
@@ -58,4 +58,4 @@ namespace fsdp {
   return symbols.problems().empty() ? std::string() : symbols.problems().front();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -17,7 +17,7 @@
 #include "fsdp/step/update_writer.hpp"
 #include "fsdp/step/use_order.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace detail {
 
@@ -314,4 +314,4 @@ class ProgramCompiler : UpdateWriter {
 /// Compiles the step that runs as declared.
 inline Program compile_program(StepInput const& input) { return detail::ProgramCompiler(input).compile(); }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

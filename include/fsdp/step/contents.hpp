@@ -11,7 +11,7 @@
 #include "fsdp/step/operation.hpp"
 #include "fsdp/step/program.hpp"
 
-namespace fsdp::step {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::step {
 
 /// Zeroes a slot of gradients outside the passes: before the first of them, and when gradients are discarded.
 [[gnu::cold]] inline Operation zeroing(Program const& program, std::uint32_t slot, StreamKind stream) {
@@ -200,4 +200,4 @@ class Contents {
   std::vector<std::uint32_t> dirty_;  ///< by gradient slot: the unit that has used it since it was last zeroed; none
 };
 
-}  // namespace fsdp::step
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::step

@@ -7,7 +7,7 @@
 
 #include "fsdp/version.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Flags of a micro-step, in four groups: exactly one bit of each group is set. An operation lists the flags under
 /// which it runs; if it does not depend on a group, it has all bits of the group.
@@ -75,4 +75,4 @@ inline constexpr std::array<BackwardFlags, 6> every_backward_flags{{{true, true,
                                                                     {true, false, false},
                                                                     {false, true, false}}};
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

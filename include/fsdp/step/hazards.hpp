@@ -11,7 +11,7 @@
 #include "fsdp/step/buffers.hpp"
 #include "fsdp/step/operation.hpp"
 
-namespace fsdp::step {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::step {
 
 /// A point in a run: a vector clock (Mattern 1989). For each stream, it has the number of the last operation that has
 /// ended; for each group, the number of the last collective that all peers have ended. Numbers count from 1; 0: none.
@@ -182,4 +182,4 @@ void for_each_event(Hazards::Needs const& needs, PointOf const& point_of, Wait c
   });
 }
 
-}  // namespace fsdp::step
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::step

@@ -13,7 +13,7 @@
 #include "fsdp/step/compile_program.hpp"
 #include "fsdp/step/program.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 struct MemoryPlanInput : StepInput {
   int moments = 2;               ///< optimizer values per parameter
@@ -174,4 +174,4 @@ class LiveBytes {
   return memory_plan(compile_program(input), input);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -13,7 +13,7 @@
 #include "fsdp/step/facts.hpp"
 #include "fsdp/stream_kind.hpp"
 
-namespace fsdp::step {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::step {
 
 /// Buffers of one kind.
 enum class Pool : unsigned char {
@@ -232,4 +232,4 @@ constexpr Access writes(Cells cells) { return {cells, Mode::write}; }
 constexpr Access adds(Cells cells) { return {cells, Mode::add}; }
 constexpr Access sums(Cells cells) { return {cells, Mode::sum}; }
 
-}  // namespace fsdp::step
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::step

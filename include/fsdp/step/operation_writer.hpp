@@ -13,7 +13,7 @@
 #include "fsdp/step/program.hpp"
 #include "fsdp/step/step_input.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// [Note: Ways to reduce] The options and the unit's strategy choose between these:
 /// - Gradients in a slot: backward writes a slot. If several ranks share the unit, the slot is reduce-scattered in
@@ -345,4 +345,4 @@ class OperationWriter : protected BufferPlanner {
   }
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

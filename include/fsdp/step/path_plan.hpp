@@ -11,7 +11,7 @@
 #include "fsdp/layout.hpp"
 #include "fsdp/step/use_order.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// One path of a program; the declared order is one too. What units have for themselves is decided for all paths: they
 /// have a buffer of their own if some path needs one.
@@ -117,4 +117,4 @@ class Completion {
   FixedArray<bool> written_, reduced_;  ///< by place; by bucket of the path
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -14,7 +14,7 @@
 #include "fsdp/step/run.hpp"
 #include "fsdp/step/step_input.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Marks accesses to cells that another stream or peers access too. Other accesses need no book-keeping. If a rank
 /// shares no unit with other ranks, no access is marked.
@@ -224,4 +224,4 @@ class EventPlanner final : public step::BasicRun {
   });
 }
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -19,7 +19,7 @@
 #include "fsdp/step/operation.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// A pass over the uses. `activations` is a backward pass that writes no gradients of parameters.
 enum class Phase : unsigned char { forward, backward, evaluation, activations };
@@ -262,4 +262,4 @@ inline Counts count(Program const& program, Phase phase, Facts facts, std::size_
   return counts;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

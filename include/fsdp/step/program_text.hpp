@@ -12,7 +12,7 @@
 #include "fsdp/format.hpp"
 #include "fsdp/step/program.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace detail {
 
@@ -135,4 +135,4 @@ inline std::string to_text(Program const& program, step::Cells cells) {
   return formatted("{} of '{}'", what, program.units[unit].name);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

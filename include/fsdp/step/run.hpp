@@ -12,7 +12,7 @@
 #include "fsdp/step/operation.hpp"
 #include "fsdp/step/program.hpp"
 
-namespace fsdp::step {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::step {
 
 /// Flags of the passes of a run, which follow from each other.
 class PassFlags {
@@ -247,4 +247,4 @@ class Run final : public BasicRun {
   Visit visit_;
 };
 
-}  // namespace fsdp::step
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::step

@@ -9,7 +9,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/step/use_order.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// `recompute`: a module's forward is computed again, in a backward pass.
 enum class Pass : unsigned char { idle, forward, backward, recompute };
@@ -200,4 +200,4 @@ class Schedule : public UseOrder {
   bool activations_ = false;  ///< the backward pass under way writes no gradients
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

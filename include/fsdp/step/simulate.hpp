@@ -15,7 +15,7 @@
 #include "fsdp/step/program.hpp"
 #include "fsdp/step/run.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Time of one operation, in any unit.
 struct Cost {
@@ -268,4 +268,4 @@ struct Simulation {
   return simulate(program, std::move(operations), std::vector{costs});
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -16,7 +16,7 @@
 #include "fsdp/step/schedule.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// What lies in host memory: see [Note: Offloading].
 struct Offloaded {
@@ -129,4 +129,4 @@ class AllowedFlags {
   std::size_t size_ = 0;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -8,7 +8,7 @@
 
 #include "fsdp/version.hpp"
 
-namespace fsdp::step {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::step {
 
 /// One term of a sum of gradients: what one use adds in one micro-step.
 struct Term {
@@ -48,4 +48,4 @@ struct Symbol {
   }
 };
 
-}  // namespace fsdp::step
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::step

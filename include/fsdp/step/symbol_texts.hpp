@@ -15,7 +15,7 @@
 #include "fsdp/step/program.hpp"
 #include "fsdp/step/symbol.hpp"
 
-namespace fsdp::step {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::step {
 
 class SymbolTexts {
  public:
@@ -71,4 +71,4 @@ class SymbolTexts {
   BackwardUses uses_;
 };
 
-}  // namespace fsdp::step
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::step

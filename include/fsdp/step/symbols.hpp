@@ -22,7 +22,7 @@
 #include "fsdp/step/run.hpp"
 #include "fsdp/step/symbol_texts.hpp"
 
-namespace fsdp::step {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::step {
 
 /// Runs operations, the same on all ranks. An operation whose input has the wrong content adds a text to problems().
 class Symbols : SymbolTexts {
@@ -324,4 +324,4 @@ class Symbols : SymbolTexts {
   std::vector<std::string> problems_;
 };
 
-}  // namespace fsdp::step
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::step

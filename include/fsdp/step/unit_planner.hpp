@@ -15,7 +15,7 @@
 #include "fsdp/step/step_input.hpp"
 #include "fsdp/step/use_order.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Knows units and uses, path by path.
 class UnitPlanner {
@@ -180,4 +180,4 @@ class UnitPlanner {
   }
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -9,7 +9,7 @@
 #include "fsdp/algorithm.hpp"
 #include "fsdp/step/operation_writer.hpp"
 
-namespace fsdp::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// [Note: Offloading] Moments, master shards and gradient shards may each lie in host memory. The device has two
 /// staging slots of the size of the largest unit; units that train take turns in them. Before a unit is updated, the
@@ -79,4 +79,4 @@ class UpdateWriter : protected OperationWriter {
   }
 };
 
-}  // namespace fsdp::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -10,7 +10,7 @@
 
 #include "fsdp/fixed_array.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// For each use, the uses whose units are gathered when it begins, after its own.
 struct PrefetchLists {
@@ -175,4 +175,4 @@ class UseOrder {
   return lists;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -20,7 +20,7 @@
 #include "fsdp/memory.hpp"
 #include "fsdp/stream_kind.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// One piece of work on one stream.
 ///
@@ -259,4 +259,4 @@ class TraceHook {
   std::size_t next_span_ = 0;  ///< after the last tracer
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -16,7 +16,7 @@
 #include "fsdp/consult.hpp"
 #include "fsdp/trace/trace.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace detail {
 
@@ -175,4 +175,4 @@ inline std::string chrome_trace(std::vector<std::vector<TraceSpan>> const& ranks
   return "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[" + events + "\n]}\n";
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

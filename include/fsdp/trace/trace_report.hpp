@@ -12,7 +12,7 @@
 
 #include "fsdp/trace/trace.hpp"
 
-namespace fsdp {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Seconds of a set of spans.
 struct OverlapTimes {
@@ -208,4 +208,4 @@ inline std::string text(OverlapReport const& report) {
   return table + summary(report) + '\n';
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -13,7 +13,7 @@
 #include "tests/standin/runtime/kernels.hpp"
 #include "tests/support/emulated_block.hpp"
 
-namespace fsdp::cuda::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda::detail {
 
 template <class Kernel, class... Args>
 void run_kernel(Args... args);
@@ -47,4 +47,4 @@ void run_kernel(Args...) {
   standin::refuse_call(KernelForStandin<Kernel, Args...>::entry);
 }
 
-}  // namespace fsdp::cuda::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda::detail

@@ -23,7 +23,7 @@
 #include "fsdp/comm/common/text.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::bootstrap {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::bootstrap {
 
 /// A group of processes that exchange texts: every rank holds one connection to the group's rank 0.
 ///
@@ -302,4 +302,4 @@ class TcpGroup {
   std::uint64_t sequence_ = 0;
 };
 
-}  // namespace fsdp::bootstrap
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::bootstrap

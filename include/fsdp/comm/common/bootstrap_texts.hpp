@@ -13,7 +13,7 @@
 
 #include "fsdp/error.hpp"
 
-namespace fsdp::bootstrap::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::bootstrap::detail {
 
 /// Of rank 0: to every rank, or one to all.
 using Answers = std::vector<std::string>;
@@ -94,4 +94,4 @@ inline std::vector<std::string> unpacked(int size, std::string const& all) {
   return texts;
 }
 
-}  // namespace fsdp::bootstrap::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::bootstrap::detail

@@ -16,7 +16,7 @@
 
 #include "fsdp/comm/common/operation.hpp"
 
-namespace fsdp::comm {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::comm {
 
 /// A text in a fixed array, cut if need be.
 template <std::size_t N>
@@ -96,4 +96,4 @@ class NoteRing {
   std::array<Slot, Depth> slots_{};
 };
 
-}  // namespace fsdp::comm
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::comm

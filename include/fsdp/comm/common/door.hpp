@@ -28,7 +28,7 @@
 #include "fsdp/comm/common/tcp_socket.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::bootstrap {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::bootstrap {
 
 namespace detail {
 
@@ -244,4 +244,4 @@ class Doorkeeper {
   std::string last_address_, last_reason_;
 };
 
-}  // namespace fsdp::bootstrap
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::bootstrap

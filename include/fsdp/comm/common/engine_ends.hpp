@@ -14,7 +14,7 @@
 #include "fsdp/fixed_array.hpp"
 #include "fsdp/format.hpp"
 
-namespace fsdp::comm {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::comm {
 
 /// The end of one engine on one rank. Trivially copyable: MPI moves it.
 struct EngineEnd {
@@ -74,4 +74,4 @@ class EngineEnds {
   return {};
 }
 
-}  // namespace fsdp::comm
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::comm

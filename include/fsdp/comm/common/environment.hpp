@@ -12,7 +12,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
 
-namespace fsdp::bootstrap {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::bootstrap {
 
 namespace detail {
 /// An environment variable, or "" if it is not set.
@@ -87,4 +87,4 @@ struct Environment {
   }
 };
 
-}  // namespace fsdp::bootstrap
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::bootstrap

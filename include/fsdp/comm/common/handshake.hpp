@@ -10,7 +10,7 @@
 
 #include "fsdp/comm/common/secret.hpp"
 
-namespace fsdp::bootstrap {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::bootstrap {
 
 // [Note: The door]
 // A rank that connects says `Hello`: its rank, the size of the group, which group, and a nonce, signed. Rank 0 answers
@@ -60,4 +60,4 @@ inline bool has_magic(char const (&magic)[8]) { return std::equal(magic, magic +
 
 }  // namespace detail
 
-}  // namespace fsdp::bootstrap
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::bootstrap

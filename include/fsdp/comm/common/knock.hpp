@@ -15,7 +15,7 @@
 #include "fsdp/comm/common/tcp_socket.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::bootstrap {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::bootstrap {
 
 /// Connects to rank 0, and tries again until the deadline if somebody else is there, or nobody
 /// answers.
@@ -76,4 +76,4 @@ inline Socket knock(std::string const& host, int port, std::string_view variable
   }
 }
 
-}  // namespace fsdp::bootstrap
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::bootstrap

@@ -14,7 +14,7 @@
 #include "fsdp/host/backoff.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp::comm {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::comm {
 
 enum class Collective : std::uint8_t { all_gather, reduce_scatter, all_reduce, all_reduce_mean, broadcast };
 
@@ -132,4 +132,4 @@ inline void expect_bound_stream(int rank, Operation const& operation, bool is_bo
       operation.describe(), stream.empty() ? "" : formatted(" ('{}')", stream));
 }
 
-}  // namespace fsdp::comm
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::comm

@@ -11,7 +11,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/kernels/block.hpp"
 
-namespace fsdp::pairwise {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::pairwise {
 
 /// Ranks that one kernel sums over. It gets one pointer per rank as arguments, of which CUDA takes 4 KiB.
 inline constexpr int max_ranks = 256;
@@ -159,4 +159,4 @@ void launch_sum(D const& device, typename D::Stream& stream, From const* from, i
   device.launch(stream, (count + chunk_elements - 1) / chunk_elements, SumMany<T>{}, sources, to, count, ranks);
 }
 
-}  // namespace fsdp::pairwise
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::pairwise

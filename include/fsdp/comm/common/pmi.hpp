@@ -8,7 +8,7 @@
 
 #include "fsdp/format.hpp"
 
-namespace fsdp::comm {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::comm {
 
 /// Tells a task of srun without PMI from all other processes. MPI finds the other tasks by PMI; without it, Open MPI
 /// ends a process inside MPI_Init, and MPICH takes each task for a run of its own.
@@ -37,4 +37,4 @@ inline std::string missing_pmi() {
   });
 }
 
-}  // namespace fsdp::comm
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::comm

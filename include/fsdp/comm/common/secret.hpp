@@ -22,7 +22,7 @@
 #include "fsdp/comm/common/environment.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::bootstrap {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::bootstrap {
 
 /// 32 bytes: a signature of HMAC-SHA256 (RFC 2104), or random.
 using Bytes32 = std::array<unsigned char, 32>;
@@ -114,4 +114,4 @@ class Secret {
   std::string key_;
 };
 
-}  // namespace fsdp::bootstrap
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::bootstrap

@@ -25,7 +25,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
 
-namespace fsdp::bootstrap {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::bootstrap {
 
 using Clock = AwakeClock;
 
@@ -304,4 +304,4 @@ inline Socket connect_to(std::string const& host, int port, Clock::time_point de
   }
 }
 
-}  // namespace fsdp::bootstrap
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::bootstrap

@@ -12,7 +12,7 @@
 
 #include "fsdp/error.hpp"
 
-namespace fsdp::comm {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::comm {
 
 constexpr std::uint64_t hash_of(std::string_view text) {  // FNV-1a
   std::uint64_t hash = 14695981039346656037u;
@@ -59,4 +59,4 @@ void expect_same_exchange(int rank, int ranks, WhatOf const& what_of, NameOf con
   }
 }
 
-}  // namespace fsdp::comm
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::comm

@@ -24,7 +24,7 @@
 #include "fsdp/kernels/elementwise.hpp"
 #include "fsdp/kernels/mean.hpp"
 
-namespace fsdp::local {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::local {
 
 /// Model of fsdp::Communicator for ranks that are threads of one process.
 ///
@@ -290,4 +290,4 @@ class Communicator {
   detail::Member<D>* member_;                           // one of its
 };
 
-}  // namespace fsdp::local
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::local

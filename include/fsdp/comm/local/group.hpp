@@ -25,7 +25,7 @@
 #include "fsdp/fixed_array.hpp"
 #include "fsdp/host/backoff.hpp"
 
-namespace fsdp::local::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::local::detail {
 
 using comm::Collective;
 using comm::Operation;
@@ -287,4 +287,4 @@ template <class D>
   return std::shared_ptr<Group<D>>(new Group<D>(run, std::move(members), name));  // NOLINT(modernize-make-shared)
 }
 
-}  // namespace fsdp::local::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::local::detail

@@ -15,7 +15,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/failure.hpp"
 
-namespace fsdp::local::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::local::detail {
 
 /// Identity of a stream; it stays the same after moves if the device supports that.
 template <class Stream>
@@ -273,4 +273,4 @@ struct RankGroups {
   }
 };
 
-}  // namespace fsdp::local::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::local::detail

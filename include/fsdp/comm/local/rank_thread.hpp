@@ -11,7 +11,7 @@
 #include "fsdp/fixed_array.hpp"
 #include "fsdp/host/thread.hpp"
 
-namespace fsdp::local::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::local::detail {
 
 inline bool is_peer_error(std::exception_ptr const& error) {
   try {
@@ -42,4 +42,4 @@ struct RankThread {
   if (chosen != nullptr) std::rethrow_exception(chosen);
 }
 
-}  // namespace fsdp::local::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::local::detail

@@ -19,7 +19,7 @@
 #include "fsdp/failure.hpp"
 #include "fsdp/fixed_array.hpp"
 
-namespace fsdp::local::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::local::detail {
 
 /// The wait-for graph over all groups of a run.
 ///
@@ -244,4 +244,4 @@ class Run {
   fsdp::detail::FixedArray<comm::EngineEnds> ends_;    // by rank
 };
 
-}  // namespace fsdp::local::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::local::detail

@@ -7,7 +7,7 @@
 
 #include "fsdp/comm/mpi/control.hpp"
 
-namespace fsdp::mpi::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
 /// One enqueued collective.
 struct Call {
@@ -32,4 +32,4 @@ struct Parts {
   }
 };
 
-}  // namespace fsdp::mpi::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail

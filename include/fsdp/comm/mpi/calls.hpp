@@ -21,7 +21,7 @@
 #include "fsdp/comm/mpi/shared_arena.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::mpi::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
 /// Sets of ranks of one family whose calls are followed: an engine has four.
 inline constexpr std::size_t most_call_sets = 8;
@@ -247,4 +247,4 @@ class CallBook {
   std::atomic<bool> stopped_{false};
 };
 
-}  // namespace fsdp::mpi::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail

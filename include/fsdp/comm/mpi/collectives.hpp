@@ -20,7 +20,7 @@
 #include "fsdp/failure.hpp"
 #include "fsdp/wait_site.hpp"
 
-namespace fsdp::mpi::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
 /// Runs the collectives of one communicator. Used by the worker of the communicator's stream alone.
 class Collectives : Slices {
@@ -187,4 +187,4 @@ class Collectives : Slices {
   }
 };
 
-}  // namespace fsdp::mpi::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail

@@ -24,7 +24,7 @@
 #include "fsdp/failure.hpp"
 #include "fsdp/host/device.hpp"
 
-namespace fsdp::mpi {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi {
 
 /// Model of fsdp::Communicator over processes. Memory from `allocate` is moved without copies between ranks of a node;
 /// any other memory works too, through a scratch area.
@@ -274,4 +274,4 @@ using Communicator = BasicCommunicator<>;
 
 static_assert(fsdp::Communicator<Communicator>);
 
-}  // namespace fsdp::mpi
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi

@@ -19,7 +19,7 @@
 #include "fsdp/comm/mpi/wait.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp::mpi::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
 using comm::Collective;
 using comm::hash_of;
@@ -126,4 +126,4 @@ class ControlBlock {
   std::size_t count_ = 0;
 };
 
-}  // namespace fsdp::mpi::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail

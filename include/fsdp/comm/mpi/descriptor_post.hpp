@@ -16,7 +16,7 @@
 
 #include "fsdp/version.hpp"
 
-namespace fsdp::mpi::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
 /// Hands descriptors to other processes of the machine, as datagrams. Its address is no file and ends with it.
 class DescriptorPost {
@@ -104,4 +104,4 @@ class DescriptorPost {
   std::string name_;
 };
 
-}  // namespace fsdp::mpi::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail

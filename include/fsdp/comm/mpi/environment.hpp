@@ -24,7 +24,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
 
-namespace fsdp::mpi {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi {
 
 namespace detail {
 
@@ -249,4 +249,4 @@ int run(int argc, char** argv, Body&& body) {
   return failed && result == 0 ? EXIT_FAILURE : result;
 }
 
-}  // namespace fsdp::mpi
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi

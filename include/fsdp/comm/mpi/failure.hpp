@@ -12,7 +12,7 @@
 
 #include "fsdp/error.hpp"
 
-namespace fsdp::mpi::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
 template <std::size_t N>
 void copy_text(char (&to)[N], std::string_view text) {
@@ -71,4 +71,4 @@ inline FailureNote& left_failure() {
   return note;
 }
 
-}  // namespace fsdp::mpi::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail

@@ -17,7 +17,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/failure.hpp"
 
-namespace fsdp::mpi::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
 class Family {
  public:
@@ -113,4 +113,4 @@ class Family {
   std::vector<int> elsewhere_;      // world ranks on other nodes
 };
 
-}  // namespace fsdp::mpi::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail

@@ -23,7 +23,7 @@
 #include "fsdp/comm/mpi/shared_arena.hpp"
 #include "fsdp/comm/mpi/wait.hpp"
 
-namespace fsdp::mpi::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
 /// One communicator's ranks and shared state. Constructed by all ranks together; destroyed by each on its own.
 class Group : public Peers {
@@ -254,4 +254,4 @@ class Group : public Peers {
   std::uint64_t splits_ = 0;
 };
 
-}  // namespace fsdp::mpi::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail

@@ -9,7 +9,7 @@
 #include "fsdp/comm/mpi/header.hpp"
 #include "fsdp/comm/mpi/wait.hpp"
 
-namespace fsdp::mpi::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
 /// Sends and receives of one communicator, in rounds that complete in order. Used by one thread.
 ///
@@ -117,4 +117,4 @@ class Messages {
   std::list<Round> spare_;  // for the next ones: rounds keep their memory
 };
 
-}  // namespace fsdp::mpi::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail

@@ -26,7 +26,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/failure.hpp"
 
-namespace fsdp::mpi::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
 /// The stage of a collective for which a rank waits.
 struct Awaited {
@@ -248,4 +248,4 @@ class Peers {
   std::uint64_t calls_ = 0;  // of the control plane
 };
 
-}  // namespace fsdp::mpi::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail

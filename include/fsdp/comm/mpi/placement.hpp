@@ -8,7 +8,7 @@
 
 #include "fsdp/version.hpp"
 
-namespace fsdp::mpi::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
 /// The nodes of a communicator's ranks, as one rank sees them. Equal on all ranks but for `self`.
 ///
@@ -117,4 +117,4 @@ class Placement {
   std::vector<int> steps_;
 };
 
-}  // namespace fsdp::mpi::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail

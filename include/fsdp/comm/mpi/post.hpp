@@ -17,7 +17,7 @@
 #include "fsdp/comm/mpi/header.hpp"
 #include "fsdp/comm/mpi/wait.hpp"
 
-namespace fsdp::mpi::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
 /// A message to ranks on other nodes about a communicator or a family.
 struct Letter {
@@ -121,4 +121,4 @@ class Post {
   std::map<std::uint64_t, std::vector<Received>> subjects_;
 };
 
-}  // namespace fsdp::mpi::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail

@@ -23,7 +23,7 @@
 #include "fsdp/comm/mpi/descriptor_post.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::mpi::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
 /// A mapping that is unmapped when it dies.
 class Mapping {
@@ -251,4 +251,4 @@ Segment make_segment(Exchange&& exchange, int rank, std::vector<int> const& memb
   return segment;
 }
 
-}  // namespace fsdp::mpi::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail

@@ -15,7 +15,7 @@
 #include "fsdp/comm/mpi/steps.hpp"
 #include "fsdp/comm/mpi/tree_sum.hpp"
 
-namespace fsdp::mpi::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
 /// The two movements of which gathers and reductions consist. Used by the worker of the communicator's stream alone.
 class Slices : protected Steps {
@@ -200,4 +200,4 @@ class Slices : protected Steps {
   std::vector<void const*> sources_;  // of a partial sum
 };
 
-}  // namespace fsdp::mpi::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail

@@ -17,7 +17,7 @@
 #include "fsdp/comm/mpi/placement.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::mpi::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
 /// The running collective of one communicator. Used by the worker of the communicator's stream alone.
 ///
@@ -167,4 +167,4 @@ class Steps {
   std::uint64_t step_ = 0;
 };
 
-}  // namespace fsdp::mpi::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail

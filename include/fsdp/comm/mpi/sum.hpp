@@ -16,7 +16,7 @@
 #include "fsdp/kernels/mean.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp::mpi::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
 template <std::size_t Capacity, class Kernel, class T, class... More>
 void sum_blocks(Kernel kernel, T const* const* from, std::size_t ranks, T* to, std::size_t count, More... more) {
@@ -105,4 +105,4 @@ inline void pairwise_sum(DType type, void const* const* sources, std::size_t ran
   });
 }
 
-}  // namespace fsdp::mpi::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail

@@ -17,7 +17,7 @@
 #include "fsdp/kernels/mean.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp::mpi::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
 /// The type of partial sums: of bf16 and fp16 they are fp32, so that the whole sum is rounded once.
 constexpr DType partial_type(DType type) { return size_of(type) == 2 ? DType::f32 : type; }
@@ -119,4 +119,4 @@ struct TreeSum {
   std::vector<std::vector<std::byte>> slots_;
 };
 
-}  // namespace fsdp::mpi::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail

@@ -23,7 +23,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
 
-namespace fsdp::mpi {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi {
 
 /// Exit code of a rank that gave up waiting.
 inline constexpr int exit_missing_peer = 75;
@@ -170,4 +170,4 @@ inline void check(int code, std::string_view call) {
 }
 
 }  // namespace detail
-}  // namespace fsdp::mpi
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi

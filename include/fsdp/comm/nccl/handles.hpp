@@ -11,7 +11,7 @@
 #include "fsdp/cuda/handles.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::nccl {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::nccl {
 
 namespace detail {
 
@@ -45,7 +45,7 @@ struct CommTraits {
 };
 using UniqueComm = cuda::UniqueHandle<CommTraits>;
 
-}  // namespace fsdp::nccl
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::nccl
 
 /// Throws fsdp::VendorError with the call's text and NCCL's words unless `call` succeeds. `comm` may be null.
 #define FSDP_NCCL_CHECK(comm, call)                                                                \

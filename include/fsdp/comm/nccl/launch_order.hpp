@@ -11,7 +11,7 @@
 
 #include "fsdp/cuda/handles.hpp"
 
-namespace fsdp::nccl::detail {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::nccl::detail {
 
 /// [Note: Several communicators on one device] The kernel of a collective holds multiprocessors while it waits for its
 /// peers. Ranks that enqueue the collectives of all their communicators in one order can still hang: streams may start
@@ -74,4 +74,4 @@ class LaunchOrder {
   cuda::UniqueEvent last_;  // behind the last collective
 };
 
-}  // namespace fsdp::nccl::detail
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::nccl::detail

@@ -29,7 +29,7 @@
 #include "fsdp/cuda/device.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::nccl {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::nccl {
 
 /// Settings of a communicator and of those split from it. What NCCL, as compiled and as loaded, cannot honour is an
 /// error.
@@ -305,4 +305,4 @@ struct State {
 
 }  // namespace detail
 
-}  // namespace fsdp::nccl
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::nccl

@@ -26,7 +26,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
 
-namespace fsdp::nccl {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::nccl {
 
 /// Watches one communicator: its asynchronous errors, and that its collectives and blocking calls end in time. On
 /// failure it says which rank waits in what and since when, aborts the communicator, and ends the process: nothing else
@@ -334,4 +334,4 @@ class Watch {
   std::thread thread_;  // the last member: it uses the others
 };
 
-}  // namespace fsdp::nccl
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::nccl
