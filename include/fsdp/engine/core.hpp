@@ -113,7 +113,7 @@ struct EngineCore {
       alone = true;
       prepare();
       alone = false;
-      expect_all_sealed("=" + storage.initial_values().text());
+      expect_all_sealed(storage.initial_values().text());
     } catch (...) {
       unseal();
       if (alone) report_failure();
@@ -140,21 +140,19 @@ struct EngineCore {
     if (declared.options().trap_stale_pointers) guarded.prepare(declared.units());
     if (declared.paths()) declared.paths()->seal(declared.schedule(), program);
   }
-  /// @param mine  "=" and the hashes of the values that set_initial_values() gave; or "!" and why this rank cannot seal
+  /// @param mine  hashes of the values that set_initial_values() gave; or "!" and why this rank cannot seal
   /// @throws PeerError if a rank cannot; ConfigError if replicas were given different values
   /// @note Collective: yes.
   [[gnu::cold]] void expect_all_sealed(std::string const& mine) {
-    auto const problem = comm::consult(mesh->world(), mine, "an engine's sealing", [&](auto texts) {
-      for (auto& text : texts) {
-        if (text[0] == '!') return text;
-        text.erase(0, 1);
-      }
+    auto const problem = comm::consult(mesh->world(), mine, "an engine's sealing", [&](auto const& texts) {
+      for (auto const& text : texts)
+        if (text.starts_with('!')) return text;
       auto const& units = declared.units();
       return differing_replicas(
           texts, units.size(), [&](std::size_t u) -> auto& { return *units[u]; }, "initial values");
     });
     if (problem.empty()) return;
-    if (problem[0] != '!') fail<ConfigError>("rank {}: {}", where.rank, problem);
+    if (!problem.starts_with('!')) fail<ConfigError>("rank {}: {}", where.rank, problem);
     fail<PeerError>("rank {}: the engine was not sealed on any rank: {}. All ranks may seal it again", where.rank,
                     problem.substr(1));
   }
