@@ -155,3 +155,38 @@ TEST_CASE("spans beyond the capacity are counted; what an exception cuts short i
   CHECK(lost == 12 - 3);     // one rank gathers and reduces nothing: 6 forward, 6 backward
   CHECK(after.size() == 2);  // the one that was cut short had taken the first of three places
 }
+
+TEST_CASE(
+    "a span that is open when a trace is collected, started again or stopped is left out, and ends no later one") {
+  std::vector<std::size_t> kept;
+  fsdp::local::run(1, fsdp::host::Device{}, [&](fsdp::local::Communicator<fsdp::host::Device> comm) {
+    fsdp::Mesh mesh(std::move(comm));
+    auto engine = fsdp::Engine(mesh, fsdp::FullShard{});
+    toy::Network network(engine, {});
+    engine.seal();
+    auto const shards = engine.shards();
+    for (int const again : {0, 1, 2}) {
+      engine.start_trace(10);
+      auto first = shards.trace_update(shards[0]);
+      if (again == 0) static_cast<void>(engine.collect_trace());
+      if (again == 1) engine.start_trace(10);
+      if (again == 2) static_cast<void>(engine.stop_trace()), engine.start_trace(10);
+      static_cast<void>(shards.trace_update(shards[1]));  // never ends
+      first.end();
+      {
+        auto const use = engine.forward_scope(fsdp::UseId{0});
+        kept.push_back(engine.collect_trace().size());
+      }
+      engine.discard_gradients();  // and the pass
+      network.forward(1);
+      kept.push_back(engine.stop_trace().size());
+      {
+        auto const use = engine.forward_scope(fsdp::UseId{0});
+        engine.start_trace(10);
+      }
+      kept.push_back(engine.stop_trace().size());
+      engine.discard_gradients();
+    }
+  });
+  CHECK(kept == std::vector<std::size_t>{0, 6, 0, 0, 6, 0, 0, 6, 0});
+}

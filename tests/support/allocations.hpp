@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Counts what is allocated by operator new, in all threads of the process: what C libraries take by malloc is not ours.
-// Can make one of the calling thread's allocations fail. Replaces the operators, so one source of a program includes it,
-// and shares the program with no other.
+// Can make one of the calling thread's allocations fail. Replaces the operators, so one source of a program includes
+// it, and shares the program with no other.
 #pragma once
 
 #include <atomic>
@@ -40,7 +40,7 @@ inline void* counted_allocation(std::size_t bytes, std::size_t alignment) noexce
 
 }  // namespace fsdp::testing
 
-// The other forms of new and delete call these.
+// The other forms of new and delete call these; under AddressSanitizer, those without exceptions would not.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   if (void* const memory = fsdp::testing::counted_allocation(bytes, alignof(std::max_align_t))) return memory;
   throw std::bad_alloc();
@@ -48,6 +48,12 @@ inline void* counted_allocation(std::size_t bytes, std::size_t alignment) noexce
 [[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment) {
   if (void* const memory = fsdp::testing::counted_allocation(bytes, static_cast<std::size_t>(alignment))) return memory;
   throw std::bad_alloc();
+}
+[[gnu::noinline]] void* operator new(std::size_t bytes, std::nothrow_t const&) noexcept {
+  return fsdp::testing::counted_allocation(bytes, alignof(std::max_align_t));
+}
+[[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment, std::nothrow_t const&) noexcept {
+  return fsdp::testing::counted_allocation(bytes, static_cast<std::size_t>(alignment));
 }
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }

@@ -94,10 +94,10 @@ class Shards {
   }
 
   /// Before the engine is sealed: sealing calls `f(tensor, first, out)` for each part of the unit's tensors that this
-  /// rank keeps, in the place of TensorOptions::init, and destroys f when all ranks have sealed. If it throws, nobody
-  /// has sealed the engine: sealing again calls all functions again, from the first part on. f must not add anything to
-  /// the engine, nor seal it. Ranks that keep the same part must be given the same values, and compare a hash of them
-  /// when the engine is sealed. Tensors that are declared with init::given(hash) are compared on all ranks.
+  /// rank keeps, in the place of TensorOptions::init, and destroys f when all ranks have sealed. If it throws, no rank
+  /// has sealed the engine: sealing again calls all functions again, from the first part on. f must not communicate,
+  /// nor add to the engine, nor seal it. Ranks that keep the same part must be given the same values, and compare a hash
+  /// of them when the engine is sealed. Tensors that are declared with init::given(hash) are compared on all ranks.
   /// @param f  any type that can be moved, called as f(TensorInfo const&, std::int64_t first, std::span<float>); it
   ///           stores elements [first, first + size) of the tensor. They are rounded to nearest even where shards are
   ///           narrower
