@@ -12,6 +12,7 @@
 #include "fsdp/checkpoint/read_parts.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/texts.hpp"
+#include "fsdp/engine/written_values.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/kernels/block.hpp"
 #include "fsdp/layout.hpp"
