@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "fsdp/consult.hpp"
 #include "fsdp/error.hpp"
 #include "transformer/launch/agree.hpp"
 #include "transformer/launch/exit.hpp"
@@ -50,8 +51,7 @@ template <class C>
 void expect_same_settings(C& world, Settings const& settings) {
   std::string mine;
   for (auto const& setting : all_settings()) mine += fmt::format("{}={}\n", setting.name, setting.text_of(settings));
-  auto const texts = world.exchange(mine, "settings");
-  auto const& first = texts.front();
+  auto const first = fsdp::comm::consult(world, mine, "settings", fsdp::comm::text_of_first);
   if (first == mine) return;
   auto const differs = static_cast<std::size_t>(
       std::mismatch(mine.begin(), mine.end(), first.begin(), first.end()).first - mine.begin());

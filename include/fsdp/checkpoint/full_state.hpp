@@ -34,6 +34,10 @@ std::vector<TensorInfo> tensor_list(E& engine) {
 namespace detail {
 
 /// Shards of units to host memory of rank 0, whole and as fp32. At most one unit is there at a time.
+///
+/// [Note: Memory of an export] Every rank receives the chunks of all ranks, because an all-gather gives all to all. The
+/// chunks are shorter the more ranks there are: each rank stages 2^20 elements (4 MiB of fp32), however many ranks
+/// share a machine's memory. The number of all-gathers is that of the model's elements divided by 2^20.
 template <class E>
 class ShardExporter {
  public:
@@ -42,8 +46,10 @@ class ShardExporter {
   /// @note Collective: yes.
   ShardExporter(E& engine, std::size_t element_bytes)
       : engine_(&engine),
+        chunk_(std::max<std::int64_t>(least_chunk,
+                                      staged_elements / engine.placement().shards / least_chunk * least_chunk)),
         staging_(engine.world(), engine.account(), MemoryTag::workspace,
-                 static_cast<std::size_t>(chunk_elements * engine.placement().shards) * element_bytes) {}
+                 static_cast<std::size_t>(chunk_ * engine.placement().shards) * element_bytes) {}
 
   /// @throws as export_shards
   /// @note Collective: yes.
@@ -65,8 +71,8 @@ class ShardExporter {
     auto* const all = staging_.template as<T>();
     std::vector<T> values;
     if (is_first) values.resize(static_cast<std::size_t>(unit.full_numel()));
-    for (std::int64_t begin = 0; begin < unit.shard_numel(); begin += chunk_elements) {
-      auto const count = std::min(chunk_elements, unit.shard_numel() - begin);
+    for (std::int64_t begin = 0; begin < unit.shard_numel(); begin += chunk_) {
+      auto const count = std::min(chunk_, unit.shard_numel() - begin);
       wait_for_peers();
       auto* const own = all + where.shard * count;
       device.copy_async(stream, own, shard + begin, static_cast<std::size_t>(count) * sizeof(T));
@@ -98,7 +104,7 @@ class ShardExporter {
   }
 
  private:
-  static constexpr std::int64_t chunk_elements = 1 << 20;
+  static constexpr std::int64_t staged_elements = 1 << 20, least_chunk = 64;
 
   void wait_for_peers() {
     auto const shards = engine_->shards();
@@ -107,6 +113,7 @@ class ShardExporter {
   }
 
   E* engine_;
+  std::int64_t chunk_;  ///< elements of a rank that one all-gather moves
   AccountedMemory<typename E::Comm> staging_;
   std::vector<float> wide_;
   Ticket last_{};
@@ -119,7 +126,8 @@ class ShardExporter {
 /// @param shard_of  the array to export, given a unit: any of shard_numel elements, float, bf16 or fp16; nullptr: none
 /// @throws OrderError on every rank if ranks have stepped or discarded otherwise; UsageError inside a use, an
 /// evaluation, or an optimizer step that has ended half-way
-/// @note Collective: yes; all-gathers the shards in chunks; blocks the calling thread.
+/// @note Collective: yes; all-gathers the shards in chunks, which take 2^20 elements of workspace on every rank; blocks
+/// the calling thread.
 template <class E, class ShardOf, class Visit>
 void export_shards(E& engine, ShardOf&& shard_of, Visit&& visit) {
   using T = std::remove_cv_t<std::remove_pointer_t<decltype(shard_of(engine.shards()[std::size_t{}]))>>;
