@@ -46,9 +46,10 @@ refuses "'val_data': --data reads standard input already" "$nanogpt" prepare --d
 mkfifo nobody
 for signal in INT TERM HUP; do
   start env --default-signal="$signal" "$nanogpt" prepare --dataset=new --data=nobody
-  wait_for test -d data/new || fail "prepare does not begin"
+  wait_for test -e data/new/.prepare.lock || fail "prepare does not begin"
   if [[ $signal == INT ]]; then
-    refuses "'data/new' is locked: another prepare is writing there: wait for it, or choose another --dataset" "$nanogpt" prepare --dataset=new --data=text
+    check "others may lock it" test "$(stat -c %a data/new/.prepare.lock)" = 600
+    refuses "'data/new/.prepare.lock' is locked: another prepare is writing there: wait for it, or choose another --dataset" "$nanogpt" prepare --dataset=new --data=text
   fi
   kill -s "$signal" "$run"
   wait "$run"
@@ -56,13 +57,17 @@ for signal in INT TERM HUP; do
   # ThreadSanitizer delays handlers, and the process may end by the signal before its own has removed the folder.
   if grep -q __tsan_init "$nanogpt"; then rm -rf data/new; else check "$signal leaves the folder" test ! -e data/new; fi
 done
-mkdir -p data/old && mkfifo data/old/meta.json.tmp # where it waits: all other files are there under their temporary names
-start env --default-signal=INT "$nanogpt" prepare --dataset=old --data=text
-wait_for test -e data/old/val.bin.tmp || fail "prepare does not come to val.bin"
+mkdir -p data/old && mkfifo data/old/meta.json.tmp # it would wait for ever for a reader
+ln -s "$PWD/text" data/old/train.bin.tmp
+cp text text.before
+start_until_write env --default-signal=INT "$nanogpt" prepare --dataset=old --data=text
+check "not all files are there: $(ls data/old)" test -f data/old/meta.json.tmp -a -f data/old/val.bin.tmp -a ! -L data/old/train.bin.tmp
+check "wrote through a link" cmp text.before text
 kill -s INT "$run"
+kill -s CONT "$run"
 wait "$run"
 check "SIGINT: another end" test $? -eq 130
-check "SIGINT leaves temporary files" test -z "$(find data/old -type f)"
+check "SIGINT leaves temporary files" test -z "$(ls -A data/old)"
 
 # --- several token files -------------------------------------------------------------------------------------------------------
 mkdir data/shards
@@ -97,6 +102,28 @@ touch -r time data/large/train.bin # as it was, for all that path, size and time
 train --dataset=large --max_iters=1 --out_dir=large_again
 touch data/large/train.bin
 refuses "'data/large/train.bin' has token 65535 at position 8912895, outside the vocabulary" "$nanogpt" train "${small[@]}" --dataset=large
+
+# --- machines with other files of the same name ------------------------------------------------------------------------------
+if command -v mpirun >/dev/null && [[ $(ldd "$nanogpt") == *libmpi* ]]; then
+  mkdir -p elsewhere/data
+  differs() { # differs WHAT MESSAGE: rank 1 works in `elsewhere`
+    patiently 120 mpirun --oversubscribe --bind-to none -n 1 "$nanogpt" train "${small[@]}" --dataset=d --max_iters=1 --out_dir="$PWD/together" : \
+      -wdir "$PWD/elsewhere" -n 1 "$nanogpt" train "${small[@]}" --dataset=d --max_iters=1 --out_dir="$PWD/together" >output 2>&1
+    check "$1: ended with $?" test $? -ne 0
+    check "$1: does not say what differs" grep -qE "setting 'dataset': rank 1 on .* has other data than rank 0 under the same name: $2" output
+    if grep -q '^step 0' output; then fail "$1: trains"; fi
+  }
+  again() { rm -rf elsewhere/data/d && cp -r data/d elsewhere/data; }
+  again
+  printf '\1' | dd of=elsewhere/data/d/train.bin conv=notrunc 2>/dev/null # the first token, to another of the vocabulary
+  differs "another token" "training data: [0-9]+ tokens in 1 file, xxh64 [0-9a-f]+ of samples; rank 0 has training data: "
+  again
+  truncate -s -2 elsewhere/data/d/val.bin
+  differs "a token less" "validation data: [0-9]+ tokens in 1 file"
+  again
+  sed -i 's/"q"/"Q"/g' elsewhere/data/d/meta.json
+  differs "another vocabulary" "vocabulary: [0-9]+ tokens, xxh64 [0-9a-f]+; rank 0 has vocabulary"
+fi
 
 # --- tokens that appear during a run ---------------------------------------------------------------------------------------------
 launches=("" "--ranks=2")

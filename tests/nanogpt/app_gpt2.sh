@@ -126,23 +126,24 @@ check "files of two models: $(ls theirs)" test "$(ls -A theirs)" = $'config.json
 check "another model" cmp hf/model.safetensors theirs/model.safetensors
 refuses "setting 'checkpoint': expected best, latest or the folder of a checkpoint (one with a file checkpoint.json), got 'step-99'. Whole checkpoints in 'out': step-4, step-2. --checkpoint=step-4 loads the newest of them" \
   sample --out_dir=out --checkpoint=step-99
-# A signal leaves nothing of an export: it writes into a pipe that nobody reads, and waits there.
+# A signal leaves nothing of an export, which writes through no link and waits for the reader of no pipe.
 train --n_layer=1 --n_head=2 --n_embd=64 --block_size=8 --max_iters=1 --out_dir=large
 cp -r large killed && rm killed/config.json
 patiently 60 "$nanogpt" sample --out_dir=killed --num_samples=1 --max_new_tokens=5 >output 2>&1 || fail "sample without config.json"
 says "'killed/config.json' does not exist; using the latest checkpoint, 'killed/step-2'"
-mkdir stopped && mkfifo stopped/model.safetensors.tmp
-exec 3<>stopped/model.safetensors.tmp
-env --default-signal=INT "$nanogpt" export --out_dir=large --to=stopped >output 2>&1 3>&- &
-run=$!
-# SIGINT is sent once nanogpt itself has opened the pipe: before that, the child ignores it.
-writes_into_pipe() { [[ $(<"/proc/$run/comm") == nanogpt ]] && readlink "/proc/$run/fd"/* | grep -q safetensors.tmp; }
-wait_for writes_into_pipe
-kill -INT "$run"
-wait "$run"
-check "SIGINT: another end" test $? -eq 130
-check "SIGINT leaves $(ls -A stopped)" test -z "$(ls -A stopped)"
-exec 3>&-
+for planted in link pipe; do
+  mkdir stopped && echo precious >victim
+  if [[ $planted == link ]]; then ln -s "$PWD/victim" stopped/model.safetensors.tmp; else mkfifo stopped/model.safetensors.tmp; fi
+  start_until_write env --default-signal=INT "$nanogpt" export --out_dir=large --to=stopped
+  check "a $planted stays" test -f stopped/model.safetensors.tmp -a ! -L stopped/model.safetensors.tmp
+  check "wrote through a link" test "$(cat victim)" = precious
+  kill -INT "$run"
+  kill -CONT "$run"
+  wait "$run"
+  check "SIGINT: another end" test $? -eq 130
+  check "SIGINT leaves $(ls -A stopped)" test -z "$(ls -A stopped)"
+  rmdir stopped
+done
 
 # What does not fit.
 refuses "setting 'n_layer': 3 contradicts the model of the weights 'hf', which has 2" train "${runs[@]}" --init_from=hf --n_layer=3

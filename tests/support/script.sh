@@ -53,6 +53,28 @@ start() {
   "$@" >output 2>&1 &
   run=$!
 }
+# start_until_write COMMAND...: as start. The command stops itself (SIGSTOP), once, where it first writes 4 KiB or more at once by
+# write(), or waits for the disk by fsync(): its files have temporary names then.
+start_until_write() {
+  if [[ ! -e stops.so ]]; then
+    echo '#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+namespace {
+void stop() {
+  static bool stopped = false;
+  if (!stopped) stopped = true, raise(SIGSTOP);
+}
+}
+extern "C" int fsync(int file) { return stop(), syscall(SYS_fsync, file); }
+extern "C" ssize_t write(int file, void const* bytes, size_t count) {
+  if (count >= 4096) stop();
+  return syscall(SYS_write, file, bytes, count);
+}' | "${CXX:-c++}" -x c++ -shared -fPIC -o stops.so - || fail "no library could be made"
+  fi
+  start env LD_PRELOAD="$PWD/stops.so" ASAN_OPTIONS="${ASAN_OPTIONS:-}:verify_asan_link_order=0" "$@"
+  wait_for grep -q '^State:[[:space:]]*T' "/proc/$run/status" || fail "$*: writes nothing"
+}
 wait_for() { # wait_for COMMAND...: until it succeeds, a minute at most
   for _ in $(seq 600); do
     if "$@" 2>/dev/null; then return 0; fi

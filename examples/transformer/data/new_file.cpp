@@ -2,7 +2,6 @@
 // A file that is there whole or not at all.
 #include "transformer/data/new_file.hpp"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <array>
@@ -13,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 #include "fsdp/checkpoint/files.hpp"
 #include "fsdp/error.hpp"
@@ -89,31 +89,28 @@ SignalsWait::~SignalsWait() {
 }
 
 NewFile::NewFile(std::filesystem::path const& path)
-    : path_(path),
-      temporary_(std::filesystem::path(path) += ".tmp"),
-      removed_(temporary_),
-      stream_(temporary_, std::ios::binary) {
-  if (!stream_) cannot_write(temporary_);
+    : path_(path), temporary_(std::filesystem::path(path) += ".tmp"), removed_(temporary_) {
+  auto made = fsdp::checkpoint::detail::new_file(temporary_, 0666);
+  file_ = made < 0 ? nullptr : ::fdopen(made, "wb");
+  if (file_ == nullptr) cannot_write(temporary_);
+  made.release();
 }
 
 NewFile::~NewFile() {
+  if (file_ != nullptr) std::fclose(file_);
   if (temporary_.empty()) return;
-  stream_.close();
   std::error_code ignored;
   std::filesystem::remove(temporary_, ignored);
 }
 
 void NewFile::write(std::string_view bytes) {
-  stream_.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  if (!stream_) cannot_write(temporary_);
+  if (std::fwrite(bytes.data(), 1, bytes.size(), file_) != bytes.size()) cannot_write(temporary_);
 }
 
 void NewFile::finish() {
-  if (!stream_.is_open()) return;
-  stream_.close();
-  if (!stream_) cannot_write(temporary_);
-  fsdp::checkpoint::detail::Descriptor const file(temporary_, O_RDONLY);
-  if (file < 0 || ::fsync(file) != 0) cannot_write(temporary_);
+  if (file_ == nullptr) return;
+  if (std::fflush(file_) != 0 || ::fsync(::fileno(file_)) != 0) cannot_write(temporary_);
+  if (std::fclose(std::exchange(file_, nullptr)) != 0) cannot_write(temporary_);
 }
 
 void NewFile::commit() {
@@ -132,7 +129,7 @@ void NewFile::commit_all(std::deque<NewFile>& files, std::vector<std::filesystem
   for (auto& file : files) file.finish();  // what may find the disk full
   SignalsWait const wait;
   auto const folder = fsdp::checkpoint::folder_of(marker);
-  if (!std::ofstream(marker)) cannot_write(marker);
+  if (fsdp::checkpoint::detail::new_file(marker, 0666) < 0) cannot_write(marker);
   fsdp::checkpoint::sync_folder(folder);
   for (auto& file : files) file.commit();
   std::error_code ignored;

@@ -3,9 +3,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdio>
 #include <deque>
 #include <filesystem>
-#include <fstream>
 #include <string_view>
 #include <vector>
 
@@ -39,10 +39,11 @@ class SignalsWait {
   ~SignalsWait();
 };
 
-/// Written under a temporary name; has its own from commit() on. Without a commit nothing of it is left.
+/// Written under a temporary name; has its own from commit() on. Without a commit nothing of it is left. What has
+/// either name before, a link or a pipe too, is replaced; it is not followed.
 class NewFile {
  public:
-  /// @throws fsdp::ConfigError if it cannot be opened
+  /// @throws fsdp::ConfigError if it cannot be made
   explicit NewFile(std::filesystem::path const& path);
   NewFile(NewFile const&) = delete;
   NewFile& operator=(NewFile const&) = delete;
@@ -64,7 +65,7 @@ class NewFile {
  private:
   std::filesystem::path path_, temporary_;  ///< `temporary_` is empty once there is nothing to remove
   RemovedOnSignal removed_;
-  std::ofstream stream_;
+  std::FILE* file_ = nullptr;  ///< null from finish() on
 };
 
 }  // namespace transformer

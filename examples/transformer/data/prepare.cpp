@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/files.hpp"
+#include "fsdp/checkpoint/file_lock.hpp"
 #include "fsdp/error.hpp"
 #include "transformer/data/corpus.hpp"
 #include "transformer/data/dataset.hpp"
@@ -238,7 +238,10 @@ class Preparer {
     if (error)
       fsdp::fail<fsdp::ConfigError>("data: folder '{}' cannot be made: {}", options.folder.string(), error.message());
     if (new_folder_) removed_folder_.emplace(options.folder);
-    lock_.emplace(options.folder, "another prepare is writing there: wait for it, or choose another --dataset");
+    auto const lock = options.folder / ".prepare.lock";
+    lock_.emplace(lock, "another prepare is writing there: wait for it, or choose another --dataset",
+                  fsdp::checkpoint::FileLock::AtEnd::removed);
+    removed_lock_.emplace(lock);
     for (auto const* const name :
          {"train.bin", "val.bin", "train.rows", "val.rows", "meta.json", "encoder.json", "vocab.bpe"}) {
       auto const left = options.folder / (std::string(name) + ".tmp");  // by a process that was killed
@@ -251,6 +254,8 @@ class Preparer {
   /// Leaves no empty folder behind: one with files stays.
   ~Preparer() {
     files_.clear();
+    removed_lock_.reset();
+    lock_.reset();
     std::error_code ignored;
     if (new_folder_) fs::remove(options_.folder, ignored);
   }
@@ -400,6 +405,7 @@ class Preparer {
   bool new_folder_ = false;
   std::optional<RemovedOnSignal> removed_folder_;
   std::optional<fsdp::checkpoint::FileLock> lock_;  ///< of the folder
+  std::optional<RemovedOnSignal> removed_lock_;
   std::optional<Rounds> rounds_;
   std::deque<NewFile> files_;  ///< in the order in which they get their names
   Json meta_;

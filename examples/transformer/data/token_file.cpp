@@ -43,7 +43,7 @@ constexpr std::size_t header_words = 256;
 }  // namespace
 
 MappedFile::MappedFile(fs::path const& path) {
-  int const descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  int const descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) fsdp::fail<fsdp::ConfigError>("'{}' cannot be opened: {}", path.string(), system_text(errno));
   struct stat status {};
   int error = 0;

@@ -14,6 +14,7 @@
 #include <string>
 #include <system_error>
 
+#include "fsdp/checkpoint/files.hpp"
 #include "fsdp/checkpoint/json.hpp"
 
 namespace transformer {
@@ -51,13 +52,8 @@ bool write_answers(fs::path const& file, nlohmann::json const& answers) noexcept
     std::error_code error;
     fs::create_directories(file.parent_path(), error);
     auto const temporary = fs::path(file) += fmt::format(".{}.{}", ::getpid(), count++);
-    std::ofstream stream(temporary, std::ios::binary);
-    stream << answers.dump(1) << '\n';
-    stream.close();
-    if (stream) fs::rename(temporary, file, error);
-    bool const written = stream && !error;
-    if (!written) fs::remove(temporary, error);
-    return written;
+    fsdp::checkpoint::write_beside(file, temporary, answers.dump(1) + "\n");
+    return true;
   } catch (...) {
     return false;
   }

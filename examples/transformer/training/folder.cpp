@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "fsdp/checkpoint/checkpoint_folder.hpp"
+#include "fsdp/checkpoint/file_lock.hpp"
 #include "fsdp/checkpoint/files.hpp"
 #include "fsdp/checkpoint/manifest.hpp"
 #include "fsdp/error.hpp"
@@ -85,14 +86,16 @@ void prepare_out_dir(fs::path const& folder) {
   if (error)
     fsdp::fail<fsdp::ConfigError>("setting 'out_dir': '{}' cannot be made: {}", folder.string(), error.message());
   auto const probe = folder / fmt::format(".probe.{}", ::getpid());
-  errno = 0;
-  std::ofstream stream(probe);
-  int why = errno;
-  fs::remove(probe, error);  // a process that is killed from here on leaves no file
-  stream << "probe\n" << std::flush;
-  bool const written = stream.good();
-  if (why == 0) why = errno;
-  if (!written)
+  int why = 0;
+  {
+    auto const file = ckpt::detail::new_file(probe, 0600);
+    if (file < 0) why = errno;
+    fs::remove(probe, error);  // a process that is killed from here on leaves no file
+    constexpr std::string_view text = "probe\n";
+    errno = ENOSPC;
+    if (why == 0 && ::write(file, text.data(), text.size()) != static_cast<ssize_t>(text.size())) why = errno;
+  }
+  if (why != 0)
     fsdp::fail<fsdp::ConfigError>("setting 'out_dir': no file can be written to '{}': {}", folder.string(),
                                   std::generic_category().message(why));
 }

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/checkpoint/files.hpp"
+#include "fsdp/checkpoint/file_lock.hpp"
 #include "fsdp/checkpoint/snapshot_search.hpp"
 #include "transformer/data/dataset.hpp"
 #include "transformer/math/peak.hpp"
@@ -47,6 +47,15 @@ void expect_vocabulary(Prepared const& ready, std::int64_t vocab_size, std::file
 
 /// @throws fsdp::ConfigError if a file of the data is shorter than a row
 void expect_long_files(Prepared const& ready);
+
+/// What this rank sees of the data, for other ranks to compare with theirs, a line each: the tokens of both splits, by
+/// their number and samples of them, the vocabulary, and the tokenizer's files. No paths and no times. Empty without a
+/// data set.
+/// @throws fsdp::ConfigError if a tokenizer's file cannot be read
+std::string data_text(Prepared const& ready);
+/// @param mine,first  data_text() of this rank and of rank 0
+/// @throws fsdp::ConfigError naming the first line that differs: the machines have other files under the same names
+void expect_same_data(Settings const& settings, std::string const& mine, std::string const& first, int rank);
 
 /// Before the run in out_dir is read, at a start that goes on with it: waits for its lock, for up to two minutes. After
 /// the loss of a machine, a server of NFS keeps that machine's locks until their lease expires. Rank 0.

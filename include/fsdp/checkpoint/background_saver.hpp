@@ -18,6 +18,7 @@
 
 #include "fsdp/awake_clock.hpp"
 #include "fsdp/checkpoint/agreement.hpp"
+#include "fsdp/checkpoint/file_lock.hpp"
 #include "fsdp/checkpoint/host_copy.hpp"
 #include "fsdp/checkpoint/save.hpp"
 

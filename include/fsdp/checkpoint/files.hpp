@@ -3,7 +3,6 @@
 #pragma once
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -43,6 +42,7 @@ auto retried(Call&& call) {
 /// An open file or folder; closed when it dies.
 class Descriptor {
  public:
+  Descriptor() = default;  ///< below 0
   /// Below 0, with errno, if it could not be opened. @param mode  of a file that is made
   Descriptor(std::filesystem::path const& path, int flags, ::mode_t mode = 0666)
       : value_(retried([&] { return ::open(path.c_str(), flags | O_CLOEXEC, mode); })) {}
@@ -52,22 +52,33 @@ class Descriptor {
 
   operator int() const { return value_; }
   /// @return as ::close; 0 if it was closed before
-  int close() { return value_ < 0 ? 0 : ::close(std::exchange(value_, -1)); }
+  int close() { return value_ < 0 ? 0 : ::close(release()); }
+  /// The caller closes it.
+  int release() { return std::exchange(value_, -1); }
 
  private:
-  int value_;
+  int value_ = -1;
 };
+
+/// A file for writing that was not there before. Temporary names can be guessed: a link that somebody has put there
+/// would lead to another file, and a pipe would have no reader. So the name is removed, and the file made anew.
+/// @return below 0, with errno, if it cannot be made
+inline Descriptor new_file(std::filesystem::path const& path, ::mode_t mode) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) == 0 && ::unlink(path.c_str()) != 0) return Descriptor();
+  return Descriptor(path, O_WRONLY | O_CREAT | O_EXCL, mode);
+}
 
 }  // namespace detail
 
 /// A file that is written from its beginning to its end. What was not synchronised may be lost.
 class OutputFile {
  public:
-  /// Makes the file, or empties it.
-  /// @param mode  who may read and write a file that is made, less the process's umask
+  /// Makes the file. A file, link or pipe of that name is removed first; it is neither followed nor emptied.
+  /// @param mode  who may read and write it, less the process's umask
   /// @throws ResourceError
   explicit OutputFile(std::filesystem::path path, ::mode_t mode = 0666)
-      : path_(std::move(path)), file_(path_, O_WRONLY | O_CREAT | O_TRUNC, mode) {
+      : path_(std::move(path)), file_(detail::new_file(path_, mode)) {
     if (file_ < 0) detail::throw_file_error(path_, "created", errno);
   }
 
@@ -133,31 +144,6 @@ class InputFile {
   std::filesystem::path path_;
   detail::Descriptor file_;
   std::int64_t size_ = 0;
-};
-
-/// A file or folder that one opener at a time may hold, in any process: it is free again when this dies, or its process
-/// does.
-class FileLock {
- public:
-  /// @param path  a folder, or a file, which is made if it is not there
-  /// @param who   may hold it, and what to do then, for the message
-  /// @throws ResourceError if another holds it, or the file cannot be made. A file system without locks locks nothing
-  explicit FileLock(
-      std::filesystem::path const& path,
-      std::string_view who = "another save is under way in the folder, of this run or of another: wait for it")
-      : file_(path, is_folder(path) ? O_RDONLY | O_DIRECTORY : O_RDWR | O_CREAT) {
-    if (file_ < 0) detail::throw_file_error(path, "opened", errno);
-    if (detail::retried([&] { return ::flock(file_, LOCK_EX | LOCK_NB); }) == 0 || errno != EWOULDBLOCK) return;
-    fail<ResourceError>("'{}' is locked: {}", path.string(), who);
-  }
-
- private:
-  static bool is_folder(std::filesystem::path const& path) {
-    std::error_code error;
-    return std::filesystem::is_directory(path, error);
-  }
-
-  detail::Descriptor file_;
 };
 
 /// The whole file. @param most  bytes that it may have

@@ -15,6 +15,7 @@
 
 #include "fsdp/checkpoint/agreement.hpp"
 #include "fsdp/checkpoint/checkpoint_folder.hpp"
+#include "fsdp/checkpoint/file_lock.hpp"
 #include "fsdp/checkpoint/manifest.hpp"
 #include "fsdp/checkpoint/rank_file.hpp"
 #include "fsdp/checkpoint/training_state.hpp"
