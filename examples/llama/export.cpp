@@ -17,6 +17,7 @@
 #include "llama/config_json.hpp"
 #include "llama/start.hpp"
 #include "transformer/data/new_file.hpp"
+#include "transformer/report/escape.hpp"
 #include "transformer/report/metrics.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/tokenizer/tokenizer_folder.hpp"
@@ -72,7 +73,7 @@ int run_export(Settings const& settings) {
   bool const peft = settings.format == "peft";
   std::string note;
   auto const model = open_run(settings, note);
-  if (!note.empty()) fmt::print("{}\n", note);
+  if (!note.empty()) fmt::print("{}\n", report::printable(note));
   if (peft && !settings.checkpoint.empty())
     fsdp::fail<fsdp::ConfigError>(
         "setting 'checkpoint': --format=peft exports the adapters in out_dir; expected no checkpoint, got '{}'",

@@ -21,6 +21,7 @@
 #include "gpt2/tensor_names.hpp"
 #include "saved_model.hpp"
 #include "transformer/data/new_file.hpp"
+#include "transformer/report/escape.hpp"
 #include "transformer/report/metrics.hpp"
 #include "transformer/training/folder.hpp"
 #include "transformer/weights/weights_writer.hpp"
@@ -95,7 +96,7 @@ void print_notes(GptConfig const& config, std::string const& format) {
 int run_export(Settings const& settings) {
   check_together(settings, Command::export_, 1);
   auto const [model, note] = open_run(settings);
-  if (!note.empty()) fmt::print("{}\n", note);
+  if (!note.empty()) fmt::print("{}\n", report::printable(note));
   auto const& config = model.config;
   fs::path const to(settings.to);
   expect_folder_for_export(settings);

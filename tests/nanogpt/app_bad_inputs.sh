@@ -174,5 +174,12 @@ wait "$run"
 [[ $? -eq 1 ]] || fail "data that were cut: not 1"
 grep -q 'become shorter while it was read' output || fail "data that were cut: $(tail -n 3 output)"
 
+# --- names that would control the terminal -----------------------------------------------------------------------------------
+evil=$'a\e]0;title\a\e[2J\rb'
+refuses 'a\x1b]0;title\x07\x1b[2J\x0db' "$nanogpt" train "$evil"
+check "a message has control characters" test "$(LC_ALL=C grep -c $'[\x01-\x08\x0b-\x1f\x7f]' output)" = 0
+patiently 60 "$nanogpt" train "${small[@]}" "--out_dir=$evil" >output 2>&1 || fail "a folder with control characters"
+check "what training prints has control characters" test "$(LC_ALL=C grep -c $'[\x01-\x08\x0b-\x1f\x7f]' output)" = 0
+
 echo "$checks checks, $failures failures"
 ((failures == 0))

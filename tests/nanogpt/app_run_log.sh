@@ -130,12 +130,24 @@ mkdir -p blocked/log.jsonl
 ends_in_error "$nanogpt" "${small[@]}" --max_iters=2 --out_dir=blocked
 check "names the file" grep -q "blocked/log.jsonl' cannot be written" output
 if grep -q '^iter' output; then fail "trained before it looked at the log"; fi
+# The log is a file: it goes through no link, and waits for no reader. So is the page in the run's folder.
+echo precious >victim
+mkdir planted
+for planted in "ln -s $PWD/victim" "ln -s $PWD/nowhere" mkfifo; do
+  $planted planted/log.jsonl
+  ends_in_error "$nanogpt" "${small[@]}" --max_iters=2 --out_dir=planted
+  check "names the log" grep -q "error: .*'planted/log.jsonl' cannot be written: it is a link, a pipe or a device, and the log of a run is a file; move it away" output
+  ends_in_error "$nanogpt" report planted
+  rm planted/log.jsonl
+done
+cp one/log.jsonl planted
+ln -s "$PWD/victim" planted/report.html
+check "a page beside the log" "$nanogpt" report planted >output 2>&1
+check "a link stays in its place" test -f planted/report.html -a ! -L planted/report.html
+check "wrote through a link" test "$(cat victim)" = precious -a ! -e nowhere
 if [[ -e /dev/full ]]; then
-  mkdir full && ln -s /dev/full full/log.jsonl
-  check "trains on a full disk" patiently 120 "$nanogpt" "${small[@]}" --max_iters=2 --out_dir=full >output 2>errors
-  expect "says so once" 1 "$(grep -c 'No space left on device; training goes on' errors)"
-  # So do the files that settings name; they are links here, and never the device itself.
-  ln -s /dev/full full/json && ln -s /dev/full full/trace
+  # Training goes on when files that settings name cannot be written; they are links here, and never the device itself.
+  mkdir full && ln -s /dev/full full/json && ln -s /dev/full full/trace
   check "trains on" patiently 120 "$nanogpt" "${small[@]}" --max_iters=6 --log_interval=1 --out_dir=on --log_json=full/json \
     --trace=full/trace >output 2>errors
   expect "a line for each file" 2 "$(wc -l <errors)"

@@ -13,6 +13,7 @@
 
 #include "fsdp/error.hpp"
 #include "transformer/launch/program.hpp"
+#include "transformer/report/escape.hpp"
 
 namespace transformer {
 
@@ -24,7 +25,7 @@ struct CommandLine {
 
 /// Prints "nanogpt: error: ...", with the program's name, to stderr in one piece.
 inline void report_error(std::string const& text) {
-  auto const line = fmt::format("{}: error: {}\n", program_name, text);
+  auto const line = fmt::format("{}: error: {}\n", program_name, report::printable(text));
   std::fflush(stdout);
   std::fwrite(line.data(), 1, line.size(), stderr);
 }

@@ -62,6 +62,22 @@ std::string script_text(std::string_view text) {
   return safe + '"';
 }
 
+std::string printable(std::string_view text) {
+  std::string safe;
+  for (std::size_t at = 0; at < text.size();) {
+    auto const character = utf8_at(text, at);
+    auto const bytes = text.substr(at, character.length);
+    at += character.length;
+    auto const code = character.code;
+    bool const controls = (code < 0x20 && code != '\n' && code != '\t') || (code >= 0x7f && code < 0xa0);
+    if (character.valid && !controls)
+      safe += bytes;
+    else
+      for (char const byte : bytes) safe += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
+  }
+  return safe;
+}
+
 std::string shortened(std::string_view text, std::size_t most) {
   std::size_t at = 0;
   for (std::size_t count = 0; at < text.size() && count < most; ++count) at += utf8_at(text, at).length;

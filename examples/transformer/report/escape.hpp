@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Texts of strangers on a page: folders' names, settings, units' names. None of them becomes markup or a script.
+// Texts of strangers on a page and on a terminal: folders' names, settings, units' names. None of them becomes markup
+// or a script, or controls the terminal.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +15,10 @@ std::string escaped(std::string_view text);
 
 /// As a JSON string within a script element, with its quotes.
 std::string script_text(std::string_view text);
+
+/// For a terminal. Control characters other than a tab and a line's end, and bytes that are not UTF-8, become \x1b and
+/// the like: a name in a checkpoint cannot move the cursor, hide lines or set the terminal's title.
+std::string printable(std::string_view text);
 
 /// The first `most` characters; three dots stand for the rest. What is no UTF-8 counts by bytes.
 std::string shortened(std::string_view text, std::size_t most);

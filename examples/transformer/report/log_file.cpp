@@ -29,10 +29,18 @@ bool ends_in_a_line(int file) {
 }  // namespace
 
 LogFile::LogFile(std::filesystem::path const& file) : name_(file.string()) {
-  file_ = ::open(name_.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-  if (file_ < 0)
-    fsdp::fail<fsdp::ConfigError>("'{}' cannot be written: {}", name_, std::generic_category().message(errno));
-  torn_ = ends_in_a_line(file_);
+  file_ = ::open(name_.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+  int const error = errno;
+  struct stat info {};
+  if (file_ >= 0 && ::fstat(file_, &info) == 0 && S_ISREG(info.st_mode)) {
+    torn_ = ends_in_a_line(file_);
+    return;
+  }
+  if (file_ < 0 && error != ELOOP)
+    fsdp::fail<fsdp::ConfigError>("'{}' cannot be written: {}", name_, std::generic_category().message(error));
+  if (file_ >= 0) ::close(file_);
+  fsdp::fail<fsdp::ConfigError>(
+      "'{}' cannot be written: it is a link, a pipe or a device, and the log of a run is a file; move it away", name_);
 }
 
 LogFile::~LogFile() {

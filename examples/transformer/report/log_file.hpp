@@ -15,7 +15,8 @@ inline constexpr std::string_view log_file_name = "log.jsonl";
 class LogFile {
  public:
   LogFile() = default;  ///< writes nothing: every rank but the first
-  /// @throws fsdp::ConfigError if the file cannot be opened for writing
+  /// @throws fsdp::ConfigError if the file cannot be opened for writing, or is no regular file: a link is not followed,
+  /// and a pipe could make training wait for its reader
   explicit LogFile(std::filesystem::path const& file);
   LogFile(LogFile const&) = delete;
   LogFile& operator=(LogFile const&) = delete;

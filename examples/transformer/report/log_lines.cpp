@@ -66,7 +66,8 @@ std::string const& run_id() {
 }
 
 bool was_abandoned(std::filesystem::path const& log, std::string_view id) {
-  if (id.empty()) return false;
+  std::error_code ignored;
+  if (id.empty() || !std::filesystem::is_regular_file(log, ignored)) return false;
   std::ifstream stream(log, std::ios::binary);
   std::string last;
   for (std::string line; std::getline(stream, line);)
@@ -123,6 +124,10 @@ std::string log_line(Jump const& jump, std::string_view what) {
                      number(jump.value), number(jump.median));
 }
 
+std::string log_line_of_skipped_step(std::int64_t iteration) {
+  return fmt::format(R"({{"kind":"skipped","iter":{}}})", iteration);
+}
+
 std::string log_line_of_save(std::int64_t iteration, std::string_view what) {
   return fmt::format(R"({{"kind":"save","iter":{},"what":"{}"}})", iteration, what);
 }
@@ -140,7 +145,7 @@ std::string log_line_of_memory(std::int64_t iteration, std::vector<std::string> 
 }
 
 std::string log_line_of_stop(std::int64_t iteration, std::string_view why) {
-  return fmt::format(R"({{"kind":"stop","iter":{},"why":"{}","at":"{}"}})", iteration, why, time_text());
+  return dumped({{"kind", "stop"}, {"iter", iteration}, {"why", why}, {"at", time_text()}});
 }
 
 std::string processor_name() {

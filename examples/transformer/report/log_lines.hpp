@@ -55,7 +55,7 @@ bool was_abandoned(std::filesystem::path const& log, std::string_view id);
 /// A Chrome trace that says at its beginning which start of a run it is of.
 std::string with_run_id(std::string trace);
 
-/// Objects for LogFile::write, each with its `kind`: run, iter, eval, jump, sample, save, save_failed, memory,
+/// Objects for LogFile::write, each with its `kind`: run, iter, eval, jump, skipped, sample, save, save_failed, memory,
 /// stop.
 std::string log_line(RunHeader const& header);
 /// @param report  its mfu is this iteration's own
@@ -63,6 +63,8 @@ std::string log_line(IterationReport const& report);
 std::string log_line(EvaluationReport const& report);
 /// @param what  "loss" or "grad_norm"
 std::string log_line(Jump const& jump, std::string_view what);
+/// The iteration's gradient norm was not finite: the optimizer changed nothing.
+std::string log_line_of_skipped_step(std::int64_t iteration);
 /// @param what  "checkpoint" or "weights"
 std::string log_line_of_save(std::int64_t iteration, std::string_view what);
 std::string log_line_of_failed_save(std::int64_t iteration, std::string_view what, std::string_view why);

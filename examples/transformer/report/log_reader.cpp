@@ -218,8 +218,10 @@ Run read_log(std::istream& lines) {
 
 Run read_run(std::filesystem::path const& folder) {
   auto const file = folder / log_file_name;
-  std::ifstream stream(file, std::ios::binary);
-  if (!stream)
+  std::error_code ignored;
+  std::ifstream stream;
+  if (std::filesystem::is_regular_file(file, ignored)) stream.open(file, std::ios::binary);
+  if (!stream.is_open())
     fsdp::fail<fsdp::ConfigError>("'{}': expected the out_dir of a training run, but the folder has no file {}",
                                   folder.string(), log_file_name);
   auto run = read_log(stream);
@@ -227,7 +229,6 @@ Run read_run(std::filesystem::path const& folder) {
     fsdp::fail<fsdp::ConfigError>("'{}' is not the log of a training run: none of its lines has \"kind\": \"run\"",
                                   file.string());
   run.folder = folder;
-  std::error_code ignored;
   auto const whole = std::filesystem::weakly_canonical(folder, ignored);
   run.name = (ignored ? folder : whole).filename().string();
   return run;

@@ -37,7 +37,11 @@ bool is_replaceable(std::filesystem::path const& path) {
 }  // namespace
 
 void write_output(std::filesystem::path const& path, std::string_view text) {
-  if (!is_replaceable(path)) return write_in_place(path, text);
+  if (is_replaceable(path)) return replace_file(path, text);
+  write_in_place(path, text);
+}
+
+void replace_file(std::filesystem::path const& path, std::string_view text) {
   NewFile file(path);
   file.write(text);
   file.commit();

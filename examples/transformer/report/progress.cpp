@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "transformer/launch/program.hpp"
+#include "transformer/report/escape.hpp"
 #include "transformer/report/terminal.hpp"
 
 namespace transformer {
@@ -22,7 +23,7 @@ Progress::Progress(bool speaks, std::int64_t total)
 void Progress::say(std::string_view text) {
   if (!speaks_) return;
   clear();
-  put(fmt::format("{}\n", text));
+  put(report::printable(text) + "\n");
   said_ = Clock::now();
 }
 

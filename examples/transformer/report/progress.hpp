@@ -19,7 +19,7 @@ class Progress {
   Progress& operator=(Progress const&) = delete;
   ~Progress() { clear(); }
 
-  /// Prints a line.
+  /// Prints a line, as report::printable() has it.
   void say(std::string_view text);
 
   /// So much is done when this process begins: the rest is what the time left is estimated from.

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <csignal>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -143,6 +144,7 @@ int with_output(int code) {
 }  // namespace
 
 int run_command_line(int argc, char** argv, OwnCommands const& own) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit of the process (ulimit -f) is an error of its write
   std::optional<Settings> settings;
   Command command{};
   int code = guarded([&] {

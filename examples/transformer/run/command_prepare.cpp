@@ -16,6 +16,7 @@
 #include "fsdp/checkpoint/json.hpp"
 #include "transformer/data/new_file.hpp"
 #include "transformer/launch/cores.hpp"
+#include "transformer/report/escape.hpp"
 #include "transformer/report/metrics.hpp"
 #include "transformer/report/progress.hpp"
 #include "transformer/run/choices.hpp"
@@ -77,7 +78,7 @@ int run_prepare(Settings const& settings) {
   if (prepared.ignored > 0)
     fmt::print("note: {} file{} in the folder {} left out, for only .txt, .jsonl and .ndjson are read there: '{}'{}\n",
                with_commas(prepared.ignored), prepared.ignored == 1 ? "" : "s", prepared.ignored == 1 ? "is" : "are",
-               prepared.first_ignored.string(), prepared.ignored == 1 ? "" : " is the first");
+               report::printable(prepared.first_ignored.string()), prepared.ignored == 1 ? "" : " is the first");
   if (prepared.empty > 0)
     fmt::print("note: {} document{} no text or a single token, and {} left out\n", with_commas(prepared.empty),
                prepared.empty == 1 ? " has" : "s have", prepared.empty == 1 ? "is" : "are");

@@ -21,6 +21,7 @@
 #include "transformer/data/new_file.hpp"
 #include "transformer/launch/program.hpp"
 #include "transformer/report/csv.hpp"
+#include "transformer/report/escape.hpp"
 #include "transformer/report/log_lines.hpp"
 #include "transformer/report/log_reader.hpp"
 #include "transformer/report/notes.hpp"
@@ -54,7 +55,12 @@ void write_report(Settings const& settings, int reload_seconds, bool says) {
     auto found = report::read_first_trace(run.traces, folder);
     materials.push_back({std::move(run), std::move(found.trace), std::move(found.missing)});
   }
-  write(page_path(settings), report::page(materials, reload_seconds), says);
+  auto const page = report::page(materials, reload_seconds);
+  if (settings.to.empty())  // the user has not named this file: a link there may lead anywhere
+    report::replace_file(page_path(settings), page);
+  else
+    report::write_output(settings.to, page);
+  if (says) fmt::print("wrote {}\n", page_path(settings).string());
   if (!settings.svg.empty()) write(settings.svg, report::overview(materials[0]), says);
   if (!settings.csv.empty()) {
     std::vector<report::Run const*> runs;
@@ -102,7 +108,7 @@ int watch(Settings const& settings) {
         written = now;
         trouble.clear();
       } catch (fsdp::ConfigError const& error) {  // no log yet, or none with a line of a run
-        if (trouble != error.what()) fmt::print("waiting: {}\n", error.what());
+        if (trouble != error.what()) fmt::print("waiting: {}\n", report::printable(error.what()));
         std::fflush(stdout);
         trouble = error.what();
       }

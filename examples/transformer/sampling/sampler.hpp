@@ -3,6 +3,7 @@
 #pragma once
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -21,6 +22,7 @@
 #include "transformer/launch/job.hpp"
 #include "transformer/launch/program.hpp"
 #include "transformer/launch/refusals.hpp"
+#include "transformer/report/escape.hpp"
 #include "transformer/sampling/continuation.hpp"
 #include "transformer/sampling/next_token.hpp"
 #include "transformer/sampling/request.hpp"
@@ -108,12 +110,14 @@ int sample_rank(C world, Job const& job) {
     std::string model;
     agree(world, [&] { model = Program::fingerprint(request.model); });
     fsdp::detail::expect_equal_texts(world, model, "the model to sample from");
+    fsdp::detail::expect_equal_texts(world, fmt::format("start of {}", fmt::join(request.text.start, " ")),
+                                     "the text to continue");  // a file, which machines may have others of
   } catch (AgreedError const& error) {
     return refuse(rank, job, error.what());
   } catch (fsdp::ConfigError const& error) {  // of expect_equal_texts: every rank's. A lost peer ends the run elsewhere
     return refuse(rank, job, error.what());
   }
-  if (rank == 0 && !request.note.empty()) fmt::print(stderr, "{}: {}\n", program_name, request.note);
+  if (rank == 0 && !request.note.empty()) fmt::print(stderr, "{}: {}\n", program_name, report::printable(request.note));
 
   using Engine = fsdp::Engine<C, P>;
   using Model = typename Program::template Model<Engine>;

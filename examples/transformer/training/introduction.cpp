@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "transformer/launch/program.hpp"
+#include "transformer/report/escape.hpp"
 #include "transformer/report/metrics.hpp"
 #include "transformer/run/choices.hpp"
 
@@ -16,8 +17,9 @@ namespace transformer {
 void introduce(Introduction const& about, Job const& job, Prepared const& ready) {
   auto const& s = job.settings;
   int const ranks = about.ranks;
-  for (auto const& name : s.given) fmt::print("overriding: {} = {}\n", name, find_setting(name)->text_of(s));
-  for (auto const& line : ready.lines) fmt::print("{}\n", line);
+  for (auto const& name : s.given)
+    fmt::print("overriding: {} = {}\n", name, report::printable(find_setting(name)->text_of(s)));
+  for (auto const& line : ready.lines) fmt::print("{}\n", report::printable(line));
   for (auto const& note : notes_on(s, ranks, job.shares_gpus)) fmt::print("{}\n", note);
   fmt::print("tokens per iteration will be: {}\n", with_commas(s.tokens_per_step()));
   fmt::print("{}, strategy {}, device {}, dtype {}", job.world_kind, about.strategy, job.device, job.dtype);
@@ -42,7 +44,7 @@ void introduce(Introduction const& about, Job const& job, Prepared const& ready)
   if (job.device != "cpu")
     fmt::print("mfu is relative to the {}: {:.1f} TFLOP/s for all ranks\n", ready.peak.source, ready.peak.flops / 1e12);
   if (!ready.dataset) fmt::print("there is no data/{}: the batches are random tokens\n", s.dataset);
-  fmt::print("{}", about.start);
+  fmt::print("{}", report::printable(about.start));
   for (auto const split : {Split::train, Split::val}) {
     if (!ready.dataset) continue;
     auto const files = ready.dataset->split(split).files();

@@ -12,6 +12,7 @@
 #include "fsdp/checkpoint/snapshot_load.hpp"
 #include "fsdp/error.hpp"
 #include "transformer/launch/refusals.hpp"
+#include "transformer/report/escape.hpp"
 #include "transformer/training/preparation.hpp"
 #include "transformer/training/settings_of_run.hpp"
 #include "transformer/training/state.hpp"
@@ -39,7 +40,7 @@ bool load_run_snapshot(T& trainer, Preparation<typename T::Program>& ready) {
     throw AgreedError(fmt::format("{} cannot be loaded: {}. '{}' has no checkpoint", ready.snapshot->name(), why,
                                   ready.settings.out_dir));
   if (trainer.engine().rank() == 0)
-    fmt::print("note: {} cannot be loaded: {}; continuing from {}\n", ready.snapshot->name(), why,
+    fmt::print("note: {} cannot be loaded: {}; continuing from {}\n", ready.snapshot->name(), report::printable(why),
                ready.on_disk->run->checkpoint.string());
   ready.resumed = std::move(ready.on_disk->run);
   ready.snapshot.reset();
@@ -89,7 +90,7 @@ void load_run(T& trainer, Preparation<typename T::Program>& ready) {
       ready.resumed = run;
     });
     if (first)
-      fmt::print("note: {}; continuing from {}, the newest whole checkpoint\n", why,
+      fmt::print("note: {}; continuing from {}, the newest whole checkpoint\n", report::printable(why),
                  ready.resumed->checkpoint.string());
   }
 }
