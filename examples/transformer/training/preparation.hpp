@@ -64,6 +64,16 @@ void check_data(C& world, Preparation<Program> const& ready) {
   check_tokens(world, ready.dataset ? &*ready.dataset : nullptr, ready.config.vocab_size, say);
 }
 
+/// @throws AgreedError on every rank if one has other data than rank 0: machines may have other files of the same name
+/// @note Collective: yes; blocks. Rank 0's text goes to all ranks.
+template <class C>
+void expect_equal_data(C& world, Prepared const& ready) {
+  std::string mine;
+  agree(world, [&] { mine = data_text(ready); });
+  auto const first = fsdp::comm::consult(world, mine, "the data", fsdp::comm::text_of_first);
+  agree(world, [&] { expect_same_data(ready.settings, mine, first, world.rank()); });
+}
+
 /// @param mark  of rank 0
 /// @throws AgreedError on every rank if one does not see rank 0's mark in the folder
 /// @note Collective: yes; blocks.
@@ -136,7 +146,7 @@ Preparation<Program> prepare(C& world, Job const& job) {
     if (ready.resumed) model = Program::config(*ready.resumed);
     if (!model && ready.pretrained) model = ready.pretrained->config;
     ready.config = Program::config(settings, ready.dataset ? ready.dataset->meta.vocab_size : Meta{}.vocab_size, model);
-    if (training) {
+    if (ready.dataset) {
       ready.vocabulary = vocabulary_checksum(ready.dataset->meta);
       ready.data = mark_of(*ready.dataset);
     }
@@ -164,6 +174,7 @@ Preparation<Program> prepare(C& world, Job const& job) {
   if (saves) expect_shared_out_dir(world, settings.out_dir, mark ? mark->text() : std::string());
   mark.reset();
   agree(world, [&] { expect_same_settings(world, settings); });
+  expect_equal_data(world, ready);
   agree(world, [&] {
     auto const from = ready.snapshot     ? ready.snapshot->name() + " " + ready.snapshot->id
                       : ready.resumed    ? ready.resumed->checkpoint.string()

@@ -7,12 +7,17 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <sstream>
+#include <string>
 #include <system_error>
 #include <thread>
 
 #include "fsdp/awake_clock.hpp"
+#include "fsdp/checkpoint/hash.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
+#include "transformer/launch/machine.hpp"
+#include "transformer/report/escape.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/training/folder.hpp"
 #include "transformer/training/vocabulary.hpp"
@@ -75,6 +80,41 @@ void expect_vocabulary(Prepared const& ready, std::int64_t vocab_size, std::file
         ready.settings.dataset, from.string());
 }
 
+std::string data_text(Prepared const& ready) {
+  if (!ready.dataset) return {};
+  auto const tokens = [](TokensMark const& mark) {
+    return fmt::format("{} tokens in {} file{}, xxh64 {} of samples", mark.tokens, mark.files,
+                       mark.files == 1 ? "" : "s", mark.checksum);
+  };
+  auto const& meta = ready.dataset->meta;
+  auto text =
+      fmt::format("training data: {}\nvalidation data: {}\nvocabulary: {} tokens, xxh64 {}\n", tokens(ready.data.train),
+                  tokens(ready.data.val), meta.vocab_size, ready.vocabulary.empty() ? "unknown" : ready.vocabulary);
+  for (auto const& name : meta.tokenizer_files) {
+    MappedFile const file(meta.path.parent_path() / name);
+    text += fmt::format("file '{}' of the tokenizer: {} bytes, xxh64 {}\n", name, file.bytes().size(),
+                        fsdp::checkpoint::checksum_text(fsdp::checkpoint::checksum_of(file.bytes())));
+  }
+  return text;
+}
+
+void expect_same_data(Settings const& settings, std::string const& mine, std::string const& first, int rank) {
+  if (mine == first) return;
+  std::istringstream ours(mine), theirs(first);
+  std::string line, expected;
+  do {
+    line.clear(), expected.clear();
+    std::getline(ours, line);
+    std::getline(theirs, expected);
+  } while (line == expected);
+  fsdp::fail<fsdp::ConfigError>(
+      "setting '{}': rank {} on {} has other data than rank 0 under the same name: {}; rank 0 has {}. Copy the files "
+      "of "
+      "rank 0's machine to all machines",
+      settings.train_data.empty() ? "dataset" : "train_data", rank, host_name(), line.empty() ? "nothing" : line,
+      expected.empty() ? "nothing" : expected);
+}
+
 void expect_long_files(Prepared const& ready) {
   for (auto const split : {Split::train, Split::val}) {
     if (ready.dataset->rows(split) != nullptr) continue;
@@ -100,7 +140,7 @@ void wait_for_out_dir(Prepared& ready) {
     } catch (fsdp::ResourceError const& taken) {
       if (fsdp::AwakeClock::now() >= until) throw;
       if (!has_said) {
-        fmt::print("{}; waiting for up to {} s\n", taken.what(),
+        fmt::print("{}; waiting for up to {} s\n", report::printable(taken.what()),
                    std::chrono::floor<std::chrono::seconds>(patience).count());
         std::fflush(stdout);
       }
