@@ -3,15 +3,19 @@
 // links: transformer_report
 // skip-tsan
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
+#include <nlohmann/json.hpp>
 #include <regex>
 #include <sstream>
 #include <string>
@@ -38,6 +42,7 @@
 #include "transformer/report/sections.hpp"
 #include "transformer/report/timeline.hpp"
 #include "transformer/report/trace_reader.hpp"
+#include "transformer/training/skipped_steps.hpp"
 
 namespace {
 
@@ -273,16 +278,74 @@ TEST_CASE("a line begins on its own after one that was torn, and nothing of old 
   CHECK(!has(contents(file), "\n\n"));
 }
 
-TEST_CASE("a full disk is said once and ends nothing") {
-  if (!std::filesystem::exists("/dev/full")) return;
+TEST_CASE("a log that cannot grow is said once and ends nothing") {
   TemporaryFolder const folder;
-  std::filesystem::create_symlink("/dev/full", folder.path / "log.jsonl");
+  auto const file = folder.file("log.jsonl", std::string(65535, ' ') + '\n');
+  auto* const before = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit limit{}, unlimited{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &unlimited) == 0);
+  limit = {65536, unlimited.rlim_max};
   auto const said = errors_of(folder, [&] {
-    LogFile log(folder.path / "log.jsonl");
+    LogFile log(file);
+    ::setrlimit(RLIMIT_FSIZE, &limit);
     for (int i = 0; i < 3; ++i) log.write("{}");
+    ::setrlimit(RLIMIT_FSIZE, &unlimited);
   });
-  CHECK(has(said, "log.jsonl' cannot be written: No space left on device; training goes on"));
+  std::signal(SIGXFSZ, before);
+  CHECK(has(said, "log.jsonl' cannot be written: File too large; training goes on"));
   CHECK(said.find("cannot be written") == said.rfind("cannot be written"));
+}
+
+TEST_CASE("a log is a file: no link is followed, and no reader of a pipe is waited for") {
+  TemporaryFolder const folder;
+  auto const victim = folder.file("victim", "precious"), file = folder.path / "log.jsonl";
+  auto const refused = [&] {
+    CHECK(
+        has(what([&] { LogFile const log(file); }), "log.jsonl' cannot be written: it is a link, a pipe or a device"));
+    std::filesystem::remove(file);
+  };
+  std::filesystem::create_symlink(victim, file);
+  refused();
+  std::filesystem::create_symlink(folder.path / "nowhere", file);
+  refused();
+  REQUIRE(::mkfifo(file.c_str(), 0600) == 0);
+  CHECK(has(what([&] { static_cast<void>(report::read_run(folder.path)); }), "expected the out_dir"));
+  CHECK_FALSE(was_abandoned(file, "id"));
+  refused();
+  CHECK(contents(victim) == "precious");
+  CHECK_FALSE(std::filesystem::exists(folder.path / "nowhere"));
+}
+
+TEST_CASE("the reason for a stop is a JSON text, whatever stands in it") {
+  auto const object = nlohmann::json::parse(log_line_of_stop(3, "tensor \"a\"\x1b\n"));
+  CHECK(object["why"] == "tensor \"a\"\x1b\n");
+  CHECK(log_line_of_stop(3, "max_iters").starts_with(R"({"kind":"stop","iter":3,"why":"max_iters","at":")"));
+}
+
+TEST_CASE("steps that are skipped in a row are counted, also where not every norm is read") {
+  double const infinity = std::numeric_limits<double>::infinity();
+  SkippedSteps every;  // reading
+  every.add(1, 1, 0);
+  for (std::int64_t step = 1; step <= 3; ++step) {
+    every.add(infinity, 1, step);
+    CHECK(every.in_a_row() == step);
+  }
+  every.add(2, 1, 0);
+  CHECK(every.in_a_row() == 0);
+  every.add(std::numeric_limits<double>::quiet_NaN(), 1, 4);
+  CHECK(every.in_a_row() == 1);
+  SkippedSteps tenth;
+  tenth.add(infinity, 10, 10);  // from the first step on
+  CHECK(tenth.in_a_row() == 10);
+  tenth.add(infinity, 10, 20);
+  CHECK(tenth.in_a_row() == 20);
+  tenth.add(infinity, 10, 29);  // one of these was taken
+  CHECK(tenth.in_a_row() == 1);
+  tenth.add(1, 10, 0);
+  tenth.add(infinity, 10, 39);  // ten since 29, but when is not known
+  CHECK(tenth.in_a_row() == 1);
+  tenth.add(infinity, 10, 49);
+  CHECK(tenth.in_a_row() == 11);
 }
 
 TEST_CASE("a log that cannot be opened, or is none, is an error by its name") {
@@ -291,6 +354,16 @@ TEST_CASE("a log that cannot be opened, or is none, is an error by its name") {
   CHECK(has(what([&] { static_cast<void>(report::read_run(folder.path)); }), "expected the out_dir"));
   folder.file("log.jsonl", "nothing\n");
   CHECK(has(what([&] { static_cast<void>(report::read_run(folder.path)); }), "is not the log of a training run"));
+}
+
+TEST_CASE("no text controls the terminal") {
+  CHECK(report::printable("plain \t\n \xe2\x82\xac \xf0\x9f\x98\x80") == "plain \t\n \xe2\x82\xac \xf0\x9f\x98\x80");
+  CHECK(report::printable("\x1b]0;title\x07\r\x7f") == "\\x1b]0;title\\x07\\x0d\\x7f");
+  CHECK(report::printable("\xc2\x9b"
+                          "31m \x9b \xff") ==
+        "\\xc2\\x9b"
+        "31m \\x9b \\xff");
+  CHECK(report::printable(std::string(1, '\0')) == "\\x00");
 }
 
 TEST_CASE("no text becomes markup") {
@@ -485,6 +558,10 @@ TEST_CASE("a page goes where a link leads, and into a pipe, and takes the place 
   CHECK(std::filesystem::is_fifo(pipe));
 
   report::write_output(target, "new");
+  CHECK(contents(target) == "new");
+  report::replace_file(link, "page");  // of a name that nobody has chosen
+  CHECK(std::filesystem::is_regular_file(std::filesystem::symlink_status(link)));
+  CHECK(contents(link) == "page");
   CHECK(contents(target) == "new");
   CHECK(has(what([&] { report::write_output(folder.path, "page"); }), "cannot be written: Is a directory"));
 }

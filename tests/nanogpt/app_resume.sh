@@ -91,8 +91,32 @@ check "does not say what the evaluation gives" \
 train --ranks=2 --max_iters=1 --warmup_iters=0 --lr_decay_iters=1 --learning_rate=1e-3 --min_lr=3e38 --weight_decay=100 --out_dir=broken &&
   fail "the last step has broken the weights: it ended well"
 check "does not say what the last step has done" \
-  grep -qE "rank [01]: iteration 1: weights of '.*' are not finite after the step; they were not saved$" output
+  grep -qE "rank [01]: iteration 1: the step left an infinity or NaN in parameters of '.*'; this state was not saved, and training stops$" output
 check "saved what the last step has broken" test ! -e broken/latest -a ! -e broken/model.safetensors
+# Weights for which a gradient overflows, although the loss is finite: every step is skipped.
+"$nanogpt" export --out_dir=whole --to=steep --format=nanogpt >output 2>&1 || fail "export"
+header=$(od -An -tu8 -N8 steep/model.safetensors | tr -d ' ')
+fill() { # fill TENSOR COUNT BYTES: all its elements become this number
+  local at
+  at=$(tail -c +9 steep/model.safetensors | head -c "$header" | grep -o "\"[a-z.]*$1\":{[^}]*\"data_offsets\":\[[0-9]*" | sed 's/.*\[//')
+  for _ in $(seq "$2"); do printf "$3"; done | dd of=steep/model.safetensors bs=64 oflag=seek_bytes seek=$((8 + header + at)) conv=notrunc 2>/dev/null
+}
+fill h.0.ln_2.weight 16 '\371\002\025\120' # 1e10
+fill h.0.mlp.c_fc.weight 1024 '\010\345\074\036' # 1e-20
+fill ln_f.weight 16 '\302\275\360\174' # 1e37
+skips() { # skips STEPS SETTING...: training ends after so many steps
+  rm -rf skipped
+  train --ranks=2 --init_from=steep --out_dir=skipped --eval_interval=100 "${@:2}"
+  check "skipped steps: ended with $?" test $? -eq 1
+  check "$1 skipped steps: says other things" \
+    grep -qE "rank [01]: iteration $(($1 - 1)): the gradient norm was not finite in $1 iterations in a row, whose steps were skipped; training stops\. " output
+  check "skipped steps in the log" test "$(grep -c '"kind":"skipped"' skipped/log.jsonl)" = "$1"
+  check "the log does not say why it ended" grep -q '"kind":"stop","iter":'"$1"',"why":".*the gradient norm was not finite' skipped/log.jsonl
+  check "saved a run that trains nothing" test ! -e skipped/latest -a ! -e skipped/model.safetensors
+}
+skips 10 --max_iters=30
+skips 4 --max_iters=30 --max_skipped_steps=4
+skips 3 --max_iters=2 # all of them
 sed -i 's/"q"/"Q"/' fresh/meta.json
 check "sampled with other tokens" grep -q "has another vocabulary than the model in 'fresh/step-3' was trained with" <(sampled fresh)
 

@@ -22,12 +22,13 @@ void add_run(SettingsTable& t) {
           1'000'000);
   t.flag("async_checkpoint", &S::async_checkpoint, in::train | in::of_run,
          "write checkpoints in the background, from a copy in host memory");
-  t.count("snapshot_interval", &S::snapshot_interval, in::train | in::of_run,
+  t.count("snapshot_interval", &S::snapshot_interval, in::train,
           "iterations between snapshots in the memory of the nodes, from which a run resumes if ranks or a node are "
           "lost; 0: none",
           0);
-  t.optional_text("snapshot_folder", &S::snapshot_folder, in::train | in::of_run,
-                  "folder for snapshots in each node's memory, such as /dev/shm/NAME; only its owner may enter it");
+  t.optional_text("snapshot_folder", &S::snapshot_folder, in::train,
+                  "folder for snapshots in each node's memory, such as /dev/shm/NAME; only its owner may enter it. A "
+                  "run that is resumed needs it again");
 }
 
 void add_start(SettingsTable& t) {
@@ -84,6 +85,10 @@ void add_optimizer(SettingsTable& t) {
   t.fraction("beta2", &S::beta2, in::train | in::of_run, "AdamW's decay of the second moment");
   t.non_negative("grad_clip", &S::grad_clip, in::train | in::of_run,
                  "largest gradient norm; 0: no clipping, and the norm is not measured");
+  t.count("max_skipped_steps", &S::max_skipped_steps, in::train | in::of_run,
+          "training stops with an error after this number of steps in a row that the optimizer skipped, because the "
+          "gradient norm was not finite",
+          1, 1'000'000'000);
   t.flag("decay_lr", &S::decay_lr, in::train | in::of_run,
          "decay the learning rate by a cosine schedule after warm-up; false: keep it constant");
   t.count("warmup_iters", &S::warmup_iters, in::train | in::of_run, "iterations of linear warm-up", 0);

@@ -62,6 +62,7 @@ struct Settings {
   double beta1 = 0.9;
   double beta2 = 0.95;
   double grad_clip = 1.0;
+  std::int64_t max_skipped_steps = 10;  ///< in a row, whose gradient norm is not finite: training stops
   bool decay_lr = true;
   std::int64_t warmup_iters = 2000;
   std::int64_t lr_decay_iters = 600000;

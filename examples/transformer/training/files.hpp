@@ -83,7 +83,11 @@ class RunFiles {
   }
 
   /// The run goes on from a checkpoint, whose state `run` is.
-  void resume() { saved_val_loss_ = exported_val_loss_ = run_.best_val_loss; }
+  void resume() {
+    saved_val_loss_ = exported_val_loss_ = run_.best_val_loss;
+    auto const& from = ready_.resumed->checkpoint;
+    has_checkpoint_ = std::filesystem::path(settings_.out_dir) / from.filename() == from;
+  }
 
   bool is_checkpoint_due(std::int64_t iteration) const {
     return iteration % interval() == 0 || iteration == failures_.next();
@@ -142,13 +146,14 @@ class RunFiles {
   }
 
   /// After an evaluation, before iteration run.iteration: saves the weights if their loss is the lowest of those that
-  /// were written, or if the settings say so. A run that is killed never leaves weights without a checkpoint, unless no
-  /// checkpoint could be saved: `auto` goes on from it. @note Collective: yes.
+  /// were written, or if the settings say so. Until a checkpoint is whole, none are written: a run that is killed
+  /// leaves no weights without a checkpoint that `auto` goes on from, and they take no room that the checkpoint needs.
+  /// @note Collective: yes.
   void save_evaluated_weights() {
     bool const better = run_.val_loss < exported_val_loss_;
     bool const writes = (better || settings_.always_save_checkpoint) && run_.iteration > 0 && !settings_.eval_only;
-    if (writes && exported_ < 0) finish_save();
-    if ((!writes || save_weights_now()) && better) exported_val_loss_ = run_.val_loss;
+    if (writes && !has_checkpoint_) finish_save();
+    if ((!writes || (has_checkpoint_ && save_weights_now())) && better) exported_val_loss_ = run_.val_loss;
   }
 
   /// Saves a state that no step follows: several attempts.
@@ -324,7 +329,7 @@ class RunFiles {
   bool replaces_;  ///< a run is to be removed when the first checkpoint is whole; rank 0 alone
   bool folder_taken_ = false;
   bool last_snapshot_begun_ = true;
-  bool has_checkpoint_ = false;       ///< of this start, and whole
+  bool has_checkpoint_ = false;       ///< of this run, in out_dir, and whole
   bool saves_in_background_ = false;  ///< the last checkpoint is not known to be whole
   bool ends_ = false;                 ///< no step follows
   std::int64_t exported_ = -1;        ///< iteration of the last weights

@@ -20,7 +20,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/full_state.hpp"
+#include "fsdp/checkpoint/finite_state.hpp"
+#include "fsdp/consult.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
 #include "transformer/launch/job.hpp"
@@ -38,6 +39,7 @@
 #include "transformer/training/files.hpp"
 #include "transformer/training/preparation.hpp"
 #include "transformer/training/samples.hpp"
+#include "transformer/training/skipped_steps.hpp"
 #include "transformer/training/state.hpp"
 
 namespace transformer {
@@ -120,8 +122,10 @@ class TrainingLoop {
         if (settings_.eval_only) return stop_after(iteration, "eval_only", EXIT_SUCCESS);
       }
       if (iteration > first && samples_.is_due(iteration)) sample(iteration);
-      if ((iteration > first && files_.is_checkpoint_due(iteration)) || (better && iteration > 0))
+      if ((iteration > first && files_.is_checkpoint_due(iteration)) || (better && iteration > 0)) {
+        expect_finite_state();
         files_.save_checkpoint(better);
+      }
       if (evaluated_now) files_.save_evaluated_weights();
       if (iteration > first && files_.is_snapshot_due(iteration)) files_.take_snapshot();
       trace_.before_step(iteration);
@@ -135,12 +139,14 @@ class TrainingLoop {
       span_ += seconds(start, end);
       ++spanned_;
       if (loss) {
+        skipped_.add(trainer_.gradient_norm(), spanned_, trainer_.skipped_steps());
         double const each = std::exchange(span_, 0.0) / static_cast<double>(std::exchange(spanned_, 0));
         last_loss_ = *loss / trainer_.source().share();
         unwritten_.push_back({iteration, *loss, each, meter_.of(each), rate, seconds(began, end), tokens_ / each,
                               reserved(), trainer_.gradient_norm()});
         if (iteration % settings_.log_interval == 0) report(iteration - first);
         if (unwritten_.size() == most_unwritten) write_iterations();
+        expect_steps(trained_ - first);
       }
       if (iteration == first) write_memory(iteration);
       if (auto const table = trace_.after_step(iteration, iteration == settings_.max_iters); !table.empty())
@@ -153,8 +159,8 @@ class TrainingLoop {
           fmt::format("nothing to do: the run is at iteration {}, and max_iters is {}", first, settings_.max_iters));
       return stop_after(first, "nothing to do", EXIT_SUCCESS);
     }
-    expect_finite_weights();
     run_.iteration = trained_;
+    expect_finite_state();
     bool const saved = files_.save_last_checkpoint([&] { stop_if_asked(); });
     bool const exported = files_.save_last_weights([&] { stop_if_asked(); });
     return saved && exported ? stop_after(trained_, "max_iters", EXIT_SUCCESS) : stop_unsaved();
@@ -190,14 +196,14 @@ class TrainingLoop {
     run_log_.write(log_line(report));
     if (trained_ > 0) write_memory(iteration);
     if (!std::isfinite(train_loss) || !std::isfinite(val_loss)) {
-      auto const name = not_finite();
+      auto const found = fsdp::checkpoint::find_not_finite(trainer_.engine(), trainer_.optimizer());
       fsdp::fail<fsdp::Error>(
           "rank {}: iteration {}: the evaluation gives a training loss of {} and a validation loss of {}, and {}; "
           "training stops",
           trainer_.engine().rank(), iteration, loss_text(train_loss), loss_text(val_loss),
-          name.empty()    ? std::string("all weights are finite")
-          : trained_ == 0 ? fmt::format("weights of '{}' are not finite at the start", name)
-                          : fmt::format("weights of '{}' are not finite after step {}", name, trained_ - 1));
+          found.empty()   ? std::string("all weights are finite")
+          : trained_ == 0 ? fmt::format("{} are not finite at the start", found)
+                          : fmt::format("{} are not finite after step {}", found, trained_ - 1));
     }
     bool const better = val_loss < run_.best_val_loss;
     if (better) run_.best_val_loss = val_loss;
@@ -274,18 +280,25 @@ class TrainingLoop {
     };
     say(losses_.add(report.iteration, report.loss), "loss", "loss");
     if (report.gradient_norm == -1) return;
-    if (std::isfinite(report.gradient_norm))
+    if (std::isfinite(report.gradient_norm)) {
       say(norms_.add(report.iteration, report.gradient_norm), "gradient norm", "grad_norm");
-    else
-      progress_.say(fmt::format("warning: iteration {}: the gradient norm is {}; the optimizer skipped this step",
-                                report.iteration, loss_text(report.gradient_norm)));
+      return;
+    }
+    progress_.say(fmt::format("warning: iteration {}: the gradient norm is {}; the optimizer skipped this step",
+                              report.iteration, loss_text(report.gradient_norm)));
+    run_log_.write(log_line_of_skipped_step(report.iteration));
   }
 
-  /// Writes every rank's memory to the run's log. @note Collective: yes; one exchange.
+  /// Writes every rank's memory to the run's log. @note Collective: yes; rank 0 receives a line of every rank.
   void write_memory(std::int64_t iteration) {
     auto& engine = trainer_.engine();
-    auto const ranks = engine.world().exchange(pack(rank_memory(engine.account())), "memory");
-    if (first_rank_) run_log_.write(log_line_of_memory(iteration, ranks));
+    std::string text;  // rank 0's
+    static_cast<void>(fsdp::comm::consult(engine.world(), pack(rank_memory(engine.account())), "memory",
+                                          [&](std::vector<std::string> const& ranks) {
+                                            text = log_line_of_memory(iteration, ranks);
+                                            return std::string();
+                                          }));
+    if (first_rank_) run_log_.write(text);
   }
   std::int64_t reserved() const { return trainer_.engine().account().reserved_total(); }
 
@@ -311,25 +324,29 @@ class TrainingLoop {
     return stop_after(trained_, "files could not be written", EXIT_FAILURE);
   }
 
-  /// The first tensor with weights that are not finite; empty if there is none. The same on every rank.
-  /// @note Collective: yes; gathers the weights, as an export does.
-  std::string not_finite() {
+  /// Before a save: a state that training could not go on from replaces no checkpoint.
+  /// @throws fsdp::Error on every rank if a weight or a part of the optimizer's state is not finite
+  /// @note Collective: yes; each rank looks at its own part.
+  void expect_finite_state() {
     auto& engine = trainer_.engine();
-    std::string found;  // on rank 0 alone
-    fsdp::export_full(engine, [&](fsdp::TensorInfo const& tensor, std::span<float const> values) {
-      auto const finite = [](float value) { return std::isfinite(value); };
-      if (found.empty() && !std::all_of(values.begin(), values.end(), finite)) found = tensor.name;
-    });
-    return engine.world().exchange(found, "weights that are not finite").front();
-  }
-  /// Before what no step follows, whose loss would tell.
-  /// @throws fsdp::Error on every rank if a weight is not finite
-  /// @note Collective: yes.
-  void expect_finite_weights() {
-    if (auto const name = not_finite(); !name.empty())
+    auto const found = fsdp::checkpoint::find_not_finite(engine, trainer_.optimizer());
+    if (!found.empty())
       fsdp::fail<fsdp::Error>(
-          "rank {}: iteration {}: weights of '{}' are not finite after the step; they were not saved",
-          trainer_.engine().rank(), trained_ - 1, name);
+          "rank {}: iteration {}: the step left an infinity or NaN in {}; this state was not saved, and training stops",
+          engine.rank(), run_.iteration - 1, found);
+  }
+
+  /// @param taken  steps of this start, the last one too
+  /// @throws fsdp::Error on every rank if the last steps, or all of a run that ends here, were skipped
+  void expect_steps(std::int64_t taken) {
+    auto const row = skipped_.in_a_row();
+    bool const all = row == taken && trained_ > settings_.max_iters;
+    if (row == 0 || (row < settings_.max_skipped_steps && !all)) return;
+    write_iterations();
+    fsdp::fail<fsdp::Error>(
+        "rank {}: iteration {}: the gradient norm was not finite in {} iteration{} in a row, whose steps were skipped; "
+        "training stops. Continue from an earlier checkpoint with a lower learning_rate, or begin with other weights",
+        trainer_.engine().rank(), trained_ - 1, row, row == 1 ? "" : "s");
   }
 
   /// After an iteration: whoever starts the run again goes on from here.
@@ -339,8 +356,8 @@ class TrainingLoop {
       progress_.say("asked to stop: nothing was trained since the start, and nothing is saved");
       return stop_after(run_.iteration, "asked to stop", saved_and_stopped);
     }
-    expect_finite_weights();
     run_.iteration = trained_;
+    expect_finite_state();
     if (!files_.save_last_checkpoint([&] { stop_if_asked(); })) return stop_unsaved();
     auto const text = fmt::format("asked to stop: saved in {} before iteration {}; continue with --init_from=resume",
                                   settings_.out_dir, trained_);
@@ -370,6 +387,7 @@ class TrainingLoop {
   std::int64_t spanned_ = 0;                ///< how many
   std::vector<IterationReport> unwritten_;  ///< read since the run's log was last written; losses are this rank's
   JumpWatch losses_{1.2}, norms_{5};        ///< rank 0's
+  SkippedSteps skipped_;
   double last_loss_ = 0;
   std::int64_t trained_ = 0;  ///< optimizer steps of the run, once this process has done one
 };

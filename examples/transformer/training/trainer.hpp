@@ -132,6 +132,7 @@ class Trainer {
     if (want_loss || !runs_ahead) {
       auto const loss = model_.read_loss();
       gradient_norm_ = settings_.grad_clip > 0 ? norm.value() : -1;
+      if (!std::isfinite(gradient_norm_)) skipped_steps_ = norm.skipped();
       return loss;
     }
     model_.discard_loss();
@@ -140,6 +141,8 @@ class Trainer {
   double step(std::int64_t iteration, double learning_rate) { return *step(iteration, learning_rate, true); }
   /// The gradients' norm before clipping, of the last step whose loss was read. -1: nothing is clipped, nor measured.
   double gradient_norm() const { return gradient_norm_; }
+  /// Steps that the optimizer has skipped so far, when a norm that was not finite was last read.
+  std::int64_t skipped_steps() const { return skipped_steps_; }
 
   /// Mean losses of both splits over eval_iters batches of every rank.
   /// @param stops  called between batches: whether to leave the evaluation, the same on every rank
@@ -198,6 +201,7 @@ class Trainer {
   Model model_;
   fsdp::AdamW<Engine> adamw_;
   double gradient_norm_ = -1;
+  std::int64_t skipped_steps_ = 0;
   Watcher watcher_;
 };
 

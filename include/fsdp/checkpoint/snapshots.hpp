@@ -9,12 +9,15 @@
 #include <exception>
 #include <filesystem>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "fsdp/checkpoint/finite_state.hpp"
 #include "fsdp/checkpoint/host_copy.hpp"
 #include "fsdp/checkpoint/save.hpp"
 #include "fsdp/checkpoint/snapshot_files.hpp"
@@ -38,8 +41,9 @@ struct SnapshotTaken {
 ///
 /// The newest two whole snapshots are kept. While one is being written, the one before it is whole on all ranks, and
 /// stays. Snapshots replace no checkpoints: a node that is lost together with its mirror takes them along, and so does
-/// the end of all nodes. The engine and the optimizers must outlive this object. Host memory, counted as
-/// MemoryTag::snapshot: a rank's state twice (its slices, and those that it mirrors); in files up to four times.
+/// the end of all nodes. A state with an infinity or NaN is not kept: no run could go on from it. The engine and the
+/// optimizers must outlive this object. Host memory, counted as MemoryTag::snapshot: a rank's state twice (its slices,
+/// and those that it mirrors); in files up to four times.
 template <class E>
 class Snapshots {
  public:
@@ -178,7 +182,10 @@ class Snapshots {
       mirror_->start(memory_.data(), bytes, most, places);
     }
     state_ = State::writing;
-    thread_ = std::thread([this, header = std::move(header), files = std::move(files)] { write(header, files); });
+    thread_ = std::thread([this, header = std::move(header), files = std::move(files),
+                           fixed = std::set<std::string>(manifest.frozen.begin(), manifest.frozen.end())] {
+      write(header, files, fixed);
+    });
     return taken;
   }
 
@@ -221,7 +228,8 @@ class Snapshots {
   static std::string node_name(int rank, std::string const& host) { return formatted("{}, rank {}", host, rank); }
 
   /// The thread's: this rank's slices, then those that it mirrors.
-  void write(checkpoint::SnapshotHeader header, std::vector<Written> const& files) noexcept {
+  void write(checkpoint::SnapshotHeader header, std::vector<Written> const& files,
+             std::set<std::string> const& fixed) noexcept {
     try {
       if (is_first_of_node_) remove_others();
       checkpoint::make_private_folder(checkpoint::run_folder(place_));
@@ -231,6 +239,7 @@ class Snapshots {
         header.rank = file.rank;
         header.nodes = file.nodes;
         header.manifest = file.manifest;
+        expect_finite(file, fixed);
         checkpoint::write_slices(folder_, header, file.slices, memory_.data() + file.offset);
       }
       state_ = State::written;
@@ -243,6 +252,17 @@ class Snapshots {
       } catch (std::exception const&) {
       }
       state_ = State::failed;
+    }
+  }
+  /// @param fixed  tensors that do not train: a mask of infinities may be among them
+  /// @throws ResourceError
+  void expect_finite(Written const& file, std::set<std::string> const& fixed) const {
+    std::byte const* at = memory_.data() + file.offset;
+    for (auto const& slice : file.slices) {
+      std::span<std::byte const> const bytes(at, static_cast<std::size_t>(slice.bytes()));
+      at += slice.bytes();
+      if (!fixed.contains(slice.tensor) && !checkpoint::are_finite(bytes, slice.dtype))
+        fail<ResourceError>("{} is not finite", checkpoint::described(slice));
     }
   }
   /// The last snapshot that has begun is whole on all ranks.
