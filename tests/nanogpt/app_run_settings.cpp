@@ -102,6 +102,8 @@ TEST_CASE("every setting of train belongs to the run, or is one of these") {
   // Of the machine or the start, of no effect, or said by the checkpoint itself: block_size to bias, and dtype.
   Lines const others{"out_dir",
                      "eval_only",
+                     "snapshot_interval",
+                     "snapshot_folder",
                      "init_from",
                      "checkpoint",
                      "overwrite",

@@ -152,6 +152,11 @@ goes_on b "a newer checkpoint" --snapshot_interval=1000000 --snapshot_folder="$f
 goes_on b "a newer checkpoint"
 check "a newer checkpoint is not taken" grep -q "^resuming from out/step-$((at + 6)) " output
 check "does not say that the checkpoint is newer" grep -q "^note: no snapshot is loaded: the snapshot of step $at_b is not newer than 'out/step-$((at + 6))'$" output
+# A folder that only the checkpoint names is not used: anybody may have written the checkpoint.
+rm -rf "$folder/elsewhere.b"
+on b "$nanogpt" train "${small[@]}" --init_from=resume --out_dir=out --max_iters=1 || fail "a checkpoint that names a folder"
+check "uses a folder that the checkpoint names" test ! -e "$folder/elsewhere.b"
+check "does not say which settings to give" grep -qF "note: the run kept snapshots in '$folder/elsewhere'; this start neither looks for them nor takes any: give --snapshot_folder=$folder/elsewhere --snapshot_interval=1000000 for that" output
 restore
 on b "$nanogpt" train "${small[@]}" --overwrite --out_dir=out --max_iters=4 || fail "a run that replaces another one"
 goes_on b "a run that has replaced another one"

@@ -56,6 +56,15 @@ std::optional<ChosenRun> run_on_disk(Settings const& settings) {
 
 std::string lineage_of(RunState const& run) { return run.lineage.empty() ? run.start : run.lineage; }
 
+std::string note_on_snapshots_of(RunState const& run) {
+  auto const folder = run.settings.find("snapshot_folder"), interval = run.settings.find("snapshot_interval");
+  if (folder == run.settings.end() || folder->second.empty() || interval == run.settings.end()) return {};
+  return fmt::format(
+      "note: the run kept snapshots in '{0}'; this start neither looks for them nor takes any: give "
+      "--snapshot_folder={0} --snapshot_interval={1} for that",
+      folder->second, interval->second);
+}
+
 std::string refusal_of(fsdp::FoundSnapshot const& found, std::optional<RunState> const& on_disk, std::string out_dir) {
   try {
     auto const run = read_run(found.folder, found.texts.manifest);

@@ -37,6 +37,9 @@ std::optional<ChosenRun> run_on_disk(Settings const& settings);
 /// What tells a run apart from one that replaces it: an id of its first start; empty: not known.
 std::string lineage_of(RunState const& run);
 
+/// What a start that names no folder of snapshots should say of a run that had one. @return empty if it had none
+std::string note_on_snapshots_of(RunState const& run);
+
 /// Rank 0: why the snapshot does not continue the run in out_dir, or is older than its checkpoint; empty: it is loaded.
 std::string refusal_of(fsdp::FoundSnapshot const& found, std::optional<RunState> const& on_disk, std::string out_dir);
 
@@ -59,8 +62,8 @@ void expect_snapshot_folder(C& world, Settings const& settings, std::vector<std:
 }
 
 /// Looks for a snapshot that is newer than the checkpoint in out_dir: `ready.resumed` becomes its state. Lines say
-/// which snapshots were skipped. Nothing happens unless the run may resume, no checkpoint was named, and this start or
-/// the run in out_dir names a folder.
+/// which snapshots were skipped. Nothing happens unless the run may resume, no checkpoint was named, and this start
+/// names a folder: one that a checkpoint names may be anybody's, for checkpoints come from elsewhere too.
 /// @throws AgreedError on every rank if a folder is refused
 /// @note Collective: yes.
 template <class C>
@@ -69,12 +72,13 @@ void look_for_snapshot(C& world, Prepared& ready) {
   if (!may_resume(settings) || !settings.checkpoint.empty()) return;
   ready.on_disk = run_on_disk(settings);
   auto const on_disk = ready.on_disk ? ready.on_disk->run : std::nullopt;
-  std::string folder = settings.snapshot_folder;
-  if (on_disk && !settings.was_given("snapshot_folder"))
-    if (auto const named = on_disk->settings.find("snapshot_folder"); named != on_disk->settings.end())
-      folder = named->second;
-  folder = fsdp::comm::consult(world, folder, "the folder of snapshots", fsdp::comm::text_of_first);
-  if (folder.empty()) return;
+  auto const folder =
+      fsdp::comm::consult(world, settings.snapshot_folder, "the folder of snapshots", fsdp::comm::text_of_first);
+  if (folder.empty()) {
+    if (auto note = on_disk ? note_on_snapshots_of(*on_disk) : std::string(); !note.empty())
+      ready.lines.push_back(std::move(note));
+    return;
+  }
   fsdp::SnapshotPlace place;
   agree(world, [&] { place = snapshot_place(folder, settings.out_dir); });
   std::optional<fsdp::FoundSnapshot> found;
