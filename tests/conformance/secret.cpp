@@ -2,6 +2,7 @@
 // Where the secret of a run comes from, and what is refused; HMAC-SHA256 as RFC 4231 has it.
 // links: OpenSSL::Crypto
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -74,6 +75,17 @@ TEST_CASE("a secret that others may read, or that is none, is refused with the r
     CHECK_FALSE(contains(text, good));
   }
   CHECK(contains(file(good, 0640), "(mode 0640)"));
+  if (::geteuid() == 0) {  // who else can give files away
+    auto const path = folder.path / "secret";
+    auto const owned_by = [&](::uid_t owner) {
+      Setting const set("FSDP_SECRET_FILE", written(path, good));
+      REQUIRE(::chown(path.c_str(), owner, 0) == 0);
+      return refusal();
+    };
+    CHECK(
+        contains(owned_by(12345), "belongs to user 12345, who knows the secret; expected a file of user 0 or of root"));
+    CHECK(owned_by(0) == "accepted");
+  }
   CHECK(contains(file(""), "expected 16 to 4096 bytes, got 0; make one with: openssl rand -hex 32"));
   CHECK(contains(file("\n\n"), "got 0;"));
   CHECK(contains(file("fifteen bytes.."), "got 15;"));

@@ -79,5 +79,7 @@ for manifest in jobset trainjob elasticjob; do
   check "$manifest: the Secret has mode $mode" test "$mode" = 0o400
   check "$manifest: the Secret's key is no file of its folder" test "${path%/*}" = "$mounted"
 done
+# A command's arguments are in the shell's history, and every process can read them.
+check "a command has a secret among its arguments" test -z "$(grep -rlE -- '--from-literal|FSDP_SECRET=' "$source/docs" "$source/examples" "$source/README.md")"
 ((failures == 0)) && echo "$checks checks passed"
 exit $((failures > 0))

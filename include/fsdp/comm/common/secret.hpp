@@ -8,6 +8,7 @@
 #include <openssl/hmac.h>
 #include <openssl/rand.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -42,8 +43,8 @@ class Secret {
 
   /// The content of the file FSDP_SECRET_FILE, which only its owner may read, or the variable FSDP_SECRET. Without
   /// either there is no secret. Newlines at the end do not count.
-  /// @throws ConfigError if both are set, or one to nothing, the file cannot be read, others may read it, or there are
-  /// fewer than `least_bytes`
+  /// @throws ConfigError if both are set, or one to nothing, the file cannot be read, belongs to another user than this
+  /// one or root, others may read it, or there are fewer than `least_bytes`
   static Secret read() {
     auto const file = detail::variable("FSDP_SECRET_FILE");
     auto const text = detail::variable("FSDP_SECRET");
@@ -103,6 +104,9 @@ class Secret {
     struct stat about {};
     if (::fstat(::fileno(opened.file), &about) != 0 || !S_ISREG(about.st_mode))
       fail<ConfigError>("{} is no regular file", what);
+    if (about.st_uid != ::geteuid() && about.st_uid != 0)
+      fail<ConfigError>("{} belongs to user {}, who knows the secret; expected a file of user {} or of root", what,
+                        about.st_uid, ::geteuid());
     if (auto const others = about.st_mode & (S_IRWXG | S_IRWXO); others != 0)
       fail<ConfigError>("{}: others than its owner may use it (mode 0{}{}{}); expected mode 0600: chmod 600 '{}'", what,
                         about.st_mode >> 6 & 7, about.st_mode >> 3 & 7, about.st_mode & 7, path);
