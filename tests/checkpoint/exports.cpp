@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exports: the memory that ranks need for them, however many there are, and every value where it belongs.
+// skip-tsan
 // needs: nlohmann_json xxHash
 #include <cstdint>
 #include <span>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files that are written where somebody has put a link or a pipe, and locks: of whom they keep out, also without
-// flock(). needs: nlohmann_json xxHash
+// Files that are written where somebody has put a link or a pipe, and locks: whom they keep out, also without flock().
+// skip-tsan
+// needs: nlohmann_json xxHash
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>

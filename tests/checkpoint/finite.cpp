@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A state with an infinity or NaN: where it is found, on which rank ever, and that no snapshot keeps it.
+// skip-tsan
 // needs: nlohmann_json xxHash
 #include <array>
 #include <bit>
