@@ -48,7 +48,7 @@ check "the model in our own form loses something else" diff a.losses <(losses)
 # Weights that are not numbers are no model, and no success.
 cp -r hf nan && printf '\0\0\300\177' | dd of=nan/model.safetensors bs=1 seek=$(($(stat -c %s hf/model.safetensors) - 4)) conv=notrunc 2>output
 refuses "iteration 0: the evaluation gives a training loss of nan" train "${runs[@]}" --init_from=nan --eval_only=true --out_dir=n
-check "does not name the tensor" grep -q ", and weights of '[a-z0-9_.]*' are not finite at the start; training stops$" output
+check "does not name the tensor" grep -q ", and parameters of '[a-z0-9_.]*' are not finite at the start; training stops$" output
 
 # Steps that change nothing, for the rate is 0 in fp32: all ranks together have every element as it was.
 still=(--learning_rate=1e-60 --decay_lr=false --weight_decay=0 --max_iters=1)

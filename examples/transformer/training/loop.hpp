@@ -201,7 +201,7 @@ class TrainingLoop {
           "rank {}: iteration {}: the evaluation gives a training loss of {} and a validation loss of {}, and {}; "
           "training stops",
           trainer_.engine().rank(), iteration, loss_text(train_loss), loss_text(val_loss),
-          found.empty()   ? std::string("all weights are finite")
+          found.empty()   ? std::string("the weights that train are finite")
           : trained_ == 0 ? fmt::format("{} are not finite at the start", found)
                           : fmt::format("{} are not finite after step {}", found, trained_ - 1));
     }
