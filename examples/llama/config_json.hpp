@@ -13,10 +13,11 @@
 namespace llama {
 
 /// The model that a config.json describes, its rotary embeddings by rope_theta and rope_scaling, or by rope_parameters
-/// as transformers 5 writes them. A model_type of mistral is taken too, if its sliding_window is null: it then computes
-/// what a Llama does, and is written as one.
+/// as transformers 5 writes them. A mistral computes what a Llama does in sequences that are no longer than its
+/// sliding_window.
 /// @param what  the text is, for messages: "'path'"
-/// @throws fsdp::ConfigError naming the first field with which the model would compute what we do not
+/// @throws fsdp::ConfigError naming the first key with which transformers computes what we do not, or whose effect is
+/// not known
 LlamaConfig parse_huggingface_config(std::string_view text, std::string_view what);
 LlamaConfig read_huggingface_config(std::filesystem::path const& path);
 

@@ -40,8 +40,8 @@ struct LlamaLayers {
     return {.layers = config.num_hidden_layers,
             .width = config.hidden_size,
             .vocabulary = config.vocab_size,
-            .positions = config.max_position_embeddings,
-            .positions_field = "max_position_embeddings",
+            .positions = config.longest_sequence(),
+            .positions_field = config.longest_sequence_name(),
             .dropout = 0.0f,
             .attention = attention_of(config),
             .tied = config.tie_word_embeddings};

@@ -21,13 +21,23 @@ struct LlamaConfig {
   std::int64_t num_key_value_heads = 32;  ///< K: divides H
   std::int64_t head_dim = 128;            ///< Q: H Q need not be C
   std::int64_t vocab_size = 32016;
-  std::int64_t max_position_embeddings = 16384;  ///< longest sequence
+  std::int64_t max_position_embeddings = 16384;  ///< tokens of the longest sequence
   double rms_norm_eps = 1e-5;
   double rope_theta = 1e6;
   RopeScaling rope_scaling{};
   bool tie_word_embeddings = false;  ///< the head's matrix is the embedding's
+  std::int64_t sliding_window = 0;   ///< tokens that each token attends to, itself included; 0: all before it
 
   friend bool operator==(LlamaConfig const&, LlamaConfig const&) = default;
+
+  /// Tokens of the longest sequence in which every token attends to all before it.
+  std::int64_t longest_sequence() const {
+    return sliding_window > 0 && sliding_window < max_position_embeddings ? sliding_window : max_position_embeddings;
+  }
+  /// The number that limits it, by its name in config.json.
+  std::string_view longest_sequence_name() const {
+    return longest_sequence() < max_position_embeddings ? "sliding_window" : "max_position_embeddings";
+  }
 
   GroupedHeads heads() const { return {num_attention_heads, num_key_value_heads, head_dim}; }
 

@@ -67,8 +67,7 @@ struct Program {
 
   /// The prompt and the new tokens.
   static std::int64_t longest_text(Settings const& settings, LlamaConfig const& config, SampleText const& text) {
-    return std::min(config.max_position_embeddings,
-                    static_cast<std::int64_t>(text.start.size()) + settings.max_new_tokens);
+    return std::min(config.longest_sequence(), static_cast<std::int64_t>(text.start.size()) + settings.max_new_tokens);
   }
 
   static OpenedLlama open(Settings const& settings) { return open_model(settings); }

@@ -48,8 +48,9 @@ void expect_model_folder(fs::path const& folder, std::string_view what,
 /// The model that adapters belong to. @throws fsdp::ConfigError if it is not there
 fs::path base_of_adapters(fs::path const& folder) {
   auto base = read_adapter_config(folder).base;
-  expect_model_folder(base,
-                      fsdp::formatted("'{}': 'base_model_name_or_path'", (folder / adapter_config_name).string()));
+  expect_model_folder(base, fsdp::formatted("'{}': 'base_model_name_or_path'", (folder / adapter_config_name).string()),
+                      "the folder of a model (of a model that lies elsewhere: export, and sample, with --out_dir for "
+                      "the adapters and --model for their model)");
   return base;
 }
 
@@ -192,7 +193,7 @@ void adopt_model(Settings& settings, LlamaConfig const& config) {
   settings.n_layer = config.num_hidden_layers;
   settings.n_head = config.num_attention_heads;
   settings.n_embd = config.hidden_size;
-  expect_at_most("block_size", settings.block_size, "max_position_embeddings", config.max_position_embeddings);
+  expect_at_most("block_size", settings.block_size, config.longest_sequence_name(), config.longest_sequence());
   expect_at_most("freeze_layers", settings.freeze_layers, "num_hidden_layers", config.num_hidden_layers);
   if (settings.freeze_layers > 0 && settings.lora_rank > 0)
     fsdp::fail<fsdp::ConfigError>(
@@ -221,10 +222,10 @@ SampleRequest<OpenedLlama> read_sample_request(Settings const& settings, std::in
   bool const of_run = settings.model.empty() || settings.was_given("out_dir") || !settings.checkpoint.empty();
   request.model = of_run ? open_run(settings, request.note) : open_model(settings);
   request.text = read_sample_text(settings, open_tokenizer(request.model));
-  auto const positions = request.model.config.max_position_embeddings;
-  if (auto const tokens = static_cast<std::int64_t>(request.text.start.size()); tokens > positions)
-    fsdp::fail<fsdp::ConfigError>("setting 'start': expected at most {} tokens (max_position_embeddings), got {}",
-                                  positions, tokens);
+  auto const& config = request.model.config;
+  if (auto const tokens = static_cast<std::int64_t>(request.text.start.size()); tokens > config.longest_sequence())
+    fsdp::fail<fsdp::ConfigError>("setting 'start': expected at most {} tokens ({}), got {}", config.longest_sequence(),
+                                  config.longest_sequence_name(), tokens);
   return request;
 }
 

@@ -64,15 +64,14 @@ config() {
 }
 config "'attention_bias': expected false, the only value that is supported, got true" 's/"attention_bias": false/"attention_bias": true/'
 config "'hidden_act': expected \"silu\", the only value that is supported, got \"gelu\"" 's/silu/gelu/'
-config "'sliding_window': expected null: sliding windows are not supported, got 4096" \
-  's/"model_type": "llama"/"model_type": "mistral", "sliding_window": 4096/'
-config "'sliding_window' is missing" 's/"model_type": "llama"/"model_type": "mistral"/'
+config "'num_local_experts': expected no key of this name, whose effect is not known; remove it if it has none, got 8" \
+  's/"model_type"/"num_local_experts": 8, "model_type"/'
 config "'rope_scaling': 'rope_type': expected default, linear or llama3, got \"yarn\"" \
   's/"rope_scaling": null/"rope_scaling": {"rope_type": "yarn", "factor": 4.0}/'
 config "'num_attention_heads': expected a divisor of hidden_size 32, got 5" -e '/"head_dim"/d' -e 's/"num_attention_heads": 4/"num_attention_heads": 5/'
 config "'num_key_value_heads': expected a divisor of num_attention_heads 4, got 3" 's/"num_key_value_heads": 2/"num_key_value_heads": 3/'
 config "'quantization_config': expected none, got {\"bits\":4}" 's/"model_type"/"quantization_config": {"bits": 4}, "model_type"/'
-config "'model_type': expected \"llama\", or \"mistral\" without a sliding window, got \"qwen2\"" 's/"model_type": "llama"/"model_type": "qwen2"/'
+config "'model_type': expected \"llama\" or \"mistral\", got \"qwen2\"" 's/"model_type": "llama"/"model_type": "qwen2"/'
 config "'hidden_size': expected a whole number from 1 to *, got \"32\"" 's/"hidden_size": 32/"hidden_size": "32"/'
 broken cut && sed -i '$d' cut/config.json
 refused "'cut/config.json' is not a JSON object: the file is damaged, or of another kind" plan --model=cut
@@ -147,6 +146,8 @@ for model in model mute; do trains "setting 'dataset': $unnamed --dataset=number
 
 # --- settings -------------------------------------------------------------------------------------------------------------------
 trains "setting 'block_size': expected at most max_position_embeddings 128, got 129" --block_size=129
+broken window && sed -i 's/"model_type": "llama"/"model_type": "mistral", "sliding_window": 20/' window/config.json
+trains "setting 'block_size': expected at most sliding_window 20, got 21" --block_size=21 --model=window
 for command in plan bench; do
   refused "setting 'block_size': expected at most max_position_embeddings 128, got 129" $command --model=model --block_size=129
   for sizes in 0 1,0 1,,2 -1 many; do
@@ -193,8 +194,12 @@ adapter() {
   refused "'edited/adapter_$1" sample --model=edited --start=1
   refused "'edited/adapter_$1" train "${small[@]}" --model=edited --out_dir=out
 }
-adapter "config.json': 'base_model_name_or_path': expected the folder of a model, got 'nowhere', which is no folder" 's/"model"/"nowhere"/'
+adapter "config.json': 'base_model_name_or_path': expected the folder of a model (*), got 'nowhere', which is no folder" 's/"model"/"nowhere"/'
 adapter "config.json': 'use_dora': expected false, got true" 's/"r": 4/"r": 4, "use_dora": true/'
+adapter "config.json': 'init_lora_weights': expected true, false, *(save such adapters with path_initial_model_for_weight_conversion), got \"pissa\"" \
+  's/"r": 4/"r": 4, "init_lora_weights": "pissa"/'
+adapter "model.safetensors': tensor '*.lora_A.weight': expected adapters of the layers that adapter_config.json names *, got another one" \
+  's/"k_proj",\?//'
 adapter "config.json': 'peft_type': expected \"LORA\", got \"LOHA\"" 's/"LORA"/"LOHA"/'
 adapter "model.safetensors': tensor '*.lora_A.weight': expected shape (5, 32), got (4, 32)*" 's/"r": 4/"r": 5/'
 

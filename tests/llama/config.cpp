@@ -130,37 +130,75 @@ TEST_CASE("rotary embeddings are read by the old names and the new ones", "[llam
   expect(with({{"rope_scaling", {{"type", "linear"}, {"factor", 4}}}}), 1e6, linear);
   expect(with({{"rope_scaling", {{"rope_type", "linear"}, {"type", "linear"}, {"factor", 4.0}}}}), 1e6, linear);
   expect(with({{"rope_scaling", {{"rope_type", "default"}}}}), 1e6, {});
+  expect(with({{"rope_scaling", Json::object()}}), 1e6, {});
   expect(with({{"rope_scaling", llama3}}), 1e6, {Kind::llama3, 8.0, 1.0, 4.0, 8192});
   auto fresh = without("rope_theta");
   fresh.erase("rope_scaling");
   fresh["rope_parameters"] = {{"rope_theta", 500000.0}, {"rope_type", "default"}};
   expect(fresh, 5e5, {});
+  fresh["rope_parameters"] = {{"rope_theta", 500000.0}};  // without a type
+  expect(fresh, 5e5, {});
   fresh["rope_parameters"] = changed(llama3, {{"rope_theta", 500000.0}});
   expect(fresh, 5e5, {Kind::llama3, 8.0, 1.0, 4.0, 8192});
 }
 
-TEST_CASE("mistral without a sliding window is a Llama", "[llama][config]") {
+TEST_CASE("a sliding window limits the sequences in which a mistral is a Llama", "[llama][config]") {
   CHECK(parsed(with({{"model_type", "mistral"}, {"sliding_window", nullptr}})) == LlamaConfig{});
-  CHECK(refusal(with({{"model_type", "mistral"}, {"sliding_window", 4096}})) ==
-        "'config.json': 'sliding_window': expected null: sliding windows are not supported, got 4096");
-  // transformers would take 4096, and 8 heads of keys.
-  CHECK(refusal(with({{"model_type", "mistral"}})) == "'config.json': 'sliding_window' is missing");
+  auto const windowed =
+      parsed(with({{"model_type", "mistral"}, {"sliding_window", 4096}, {"layer_types", {"sliding_attention"}}}));
+  CHECK(windowed.sliding_window == 4096);
+  CHECK(windowed.longest_sequence() == 4096);
+  CHECK(windowed.longest_sequence_name() == "sliding_window");
+  CHECK(parsed(with({{"model_type", "mistral"}})) == windowed);  // transformers' default
+  auto const wide = parsed(with({{"model_type", "mistral"}, {"sliding_window", 16384}}));
+  CHECK(wide.longest_sequence() == 16384);
+  CHECK(wide.longest_sequence_name() == "max_position_embeddings");
+  CHECK(LlamaConfig{}.longest_sequence() == 16384);
+  // transformers would take 8 heads of keys.
   auto fewer = with({{"model_type", "mistral"}, {"sliding_window", nullptr}});
   fewer.erase("num_key_value_heads");
   CHECK(refusal(fewer) == "'config.json': 'num_key_value_heads' is missing");
 }
 
+TEST_CASE("each key of a config.json is read, known to have no effect, or named in a refusal", "[llama][config]") {
+  // LlamaConfig().to_dict() of transformers 4.57 has these keys; values other than null and false are its own.
+  CHECK(parsed(with({{"_name_or_path", "m"},
+                     {"chunk_size_feed_forward", 0},
+                     {"do_sample", false},
+                     {"early_stopping", false},
+                     {"id2label", {{"0", "LABEL_0"}}},
+                     {"length_penalty", 1.0},
+                     {"max_length", 20},
+                     {"min_length", 0},
+                     {"num_beams", 1},
+                     {"pruned_heads", Json::object()},
+                     {"return_dict", true},
+                     {"temperature", 1.0},
+                     {"tokenizer_class", nullptr},
+                     {"top_k", 50},
+                     {"is_encoder_decoder", false},
+                     {"transformers_version", "4.57.6"}})) == LlamaConfig{});
+  CHECK(parsed(with({{"a_key_to_come", nullptr}})) == LlamaConfig{});
+  std::string const unknown = "expected no key of this name, whose effect is not known; remove it if it has none, got ";
+  CHECK(refusal(with({{"a_key_to_come", false}})) == "'config.json': 'a_key_to_come': " + unknown + "false");
+  CHECK(refusal(with({{"num_local_experts", 8}})) == "'config.json': 'num_local_experts': " + unknown + "8");
+  CHECK(refusal(with({{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}, {"beta_fast", 32}}}})) ==
+        "'config.json': 'rope_scaling': 'beta_fast': " + unknown + "32");
+  CHECK(refusal(with({{"auto_map", {{"AutoModelForCausalLM", "m.M"}}}})) ==
+        "'config.json': 'auto_map': expected none, got {\"AutoModelForCausalLM\":\"m.M\"}");
+}
+
 TEST_CASE("what would be computed otherwise is refused, with its field", "[llama][config]") {
   std::vector<std::pair<Json, std::string>> const cases{
-      {{{"model_type", "gpt2"}},
-       "'model_type': expected \"llama\", or \"mistral\" without a sliding window, got \"gpt2\""},
+      {{{"model_type", "gpt2"}}, "'model_type': expected \"llama\" or \"mistral\", got \"gpt2\""},
       {{{"attention_bias", true}}, "'attention_bias': expected false, the only value that is supported, got true"},
       {{{"mlp_bias", true}}, "'mlp_bias': expected false, the only value that is supported, got true"},
       {{{"hidden_act", "gelu"}}, "'hidden_act': expected \"silu\", the only value that is supported, got \"gelu\""},
       {{{"attention_dropout", 0.1}}, "'attention_dropout': expected 0.0, the only value that is supported, got 0.1"},
-      {{{"sliding_window", 4096}}, "'sliding_window': expected null: sliding windows are not supported, got 4096"},
+      {{{"sliding_window", 0}}, "'sliding_window': expected a whole number from 1 to 1000000000, got 0"},
       {{{"layer_types", {"full_attention", "sliding_attention"}}},
-       "'layer_types': expected full_attention alone, got [\"full_attention\",\"sliding_attention\"]"},
+       "'layer_types': expected full_attention alone, or sliding_attention with a sliding_window, got "
+       "[\"full_attention\",\"sliding_attention\"]"},
       {{{"quantization_config", {{"bits", 4}}}}, "'quantization_config': expected none, got {\"bits\":4}"},
       {{{"partial_rotary_factor", 0.5}},
        "'partial_rotary_factor': expected 1.0, the only value that is supported, got 0.5"},
@@ -231,6 +269,8 @@ TEST_CASE("what is written is read again, every field", "[llama][config]") {
     CHECK(json["eos_token_id"].is_null());
     CHECK(json["torch_dtype"] == "bfloat16");
   }
+  config.sliding_window = 50;
+  CHECK(llama::parse_huggingface_config(llama::huggingface_config_text(config, 1, 2, "float32"), "it") == config);
 }
 
 TEST_CASE("impossible shapes are errors that name the field", "[llama][config]") {

@@ -397,8 +397,10 @@ TEST_CASE("config.json says what model it is, and what nanogpt does not compute 
         std::pair("add_cross_attention", "true"), std::pair("tie_word_embeddings", "false"),
         std::pair("tie_word_embeddings", "1"), std::pair("n_inner", "17"), std::pair("n_ctx", "5"),
         std::pair("pruned_heads", "{\"0\": [1]}"), std::pair("quantization_config", "{\"bits\": 4}"),
-        std::pair("eos_token_id", "10"), std::pair("bos_token_id", "[9, 10]"), std::pair("n_layer", "-1"),
-        std::pair("n_layer", "2.5"), std::pair("vocab_size", "18446744073709551615")}) {
+        std::pair("eos_token_id", "10"), std::pair("bos_token_id", "[9, 10]"),
+        std::pair("auto_map", "{\"AutoModel\": \"m.M\"}"), std::pair("is_encoder_decoder", "true"),
+        std::pair("alibi", "true"), std::pair("n_layer", "-1"), std::pair("n_layer", "2.5"),
+        std::pair("vocab_size", "18446744073709551615")}) {
     auto const message = what([&, f = field, t = text] { parse_huggingface_config(with(f, t), "it"); });
     INFO(field << " " << text << ": " << message);
     CHECK(has(message, "it: '" + std::string(field) + "': expected"));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpt2/config_json.hpp"
 
+#include <array>
 #include <string>
 #include <utility>
 
@@ -11,39 +12,32 @@
 #include "model_json.hpp"
 #include "transformer/data/dataset.hpp"
 #include "transformer/tokenizer/special_ids.hpp"
+#include "transformer/weights/config_fields.hpp"
 
 namespace nanogpt {
 namespace {
 
-using fsdp::checkpoint::Fields;
 using fsdp::checkpoint::Json;
 
 constexpr std::int64_t longest_config = 1 << 20;  // bytes
 
-/// Fields of which transformers knows the value where the file has none.
-struct Choices {
-  Json const& json;
-  Fields fields;
+// Keys of config.json that are read.
+constexpr std::array keys_of_gpt2 =
+    std::to_array<std::string_view>({"model_type", "n_layer", "n_head", "n_embd", "n_positions", "n_ctx", "n_inner",
+                                     "vocab_size", "activation_function", "layer_norm_epsilon", "scale_attn_weights",
+                                     "scale_attn_by_inverse_layer_idx", "tie_word_embeddings"});
+// Keys without effect that are found in GPT-2s only: the rates of dropout, which are those of the settings; how exact
+// the scores of attention are computed; and the head for classification.
+constexpr std::array other_keys_of_gpt2 = std::to_array<std::string_view>(
+    {"attn_pdrop", "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn", "gradient_checkpointing",
+     "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"});
 
-  bool has(char const* name) const { return json.contains(name) && !json[name].is_null(); }
-  /// @throws fsdp::ConfigError unless the field is missing, or the one value that is computed with
-  void expect(char const* name, bool value) const {
-    if (!has(name)) return;
-    if (!json[name].is_boolean() || json[name].get<bool>() != value)
-      fields.wrong(
-          name, value ? "true, the only value that nanogpt supports" : "false, the only value that nanogpt supports");
-  }
-  void expect_none(char const* name) const {
-    if (has(name) && !(json[name].is_structured() && json[name].empty())) fields.wrong(name, "none");
-  }
-};
-
-Activation activation_of(Choices const& choices) {
-  if (!choices.has("activation_function")) return Activation::gelu_new;
-  auto const name = choices.fields.text("activation_function");
+Activation activation_of(ConfigFields const& json) {
+  if (!json.has("activation_function")) return Activation::gelu_new;
+  auto const name = json.fields().text("activation_function");
   if (name == "gelu") return Activation::gelu;
   if (name == "gelu_new" || name == "gelu_pytorch_tanh") return Activation::gelu_new;
-  choices.fields.wrong("activation_function", "gelu, gelu_new or gelu_pytorch_tanh");
+  json.wrong("activation_function", "gelu, gelu_new or gelu_pytorch_tanh");
 }
 
 }  // namespace
@@ -59,29 +53,26 @@ ConfigKind kind_of_config(std::filesystem::path const& path) {
 }
 
 GptConfig parse_huggingface_config(std::string_view text, std::string_view what) {
-  auto const json = fsdp::checkpoint::parse_object(text, what);
-  Choices const choices{json, Fields(json, what)};
-  auto const& fields = choices.fields;
-  if (fields.text("model_type") != "gpt2") fields.wrong("model_type", "\"gpt2\"");
+  auto const object = fsdp::checkpoint::parse_object(text, what);
+  ConfigFields const json(object, what);
+  auto const& fields = json.fields();
+  if (fields.text("model_type") != "gpt2") json.wrong("model_type", "\"gpt2\"");
 
   GptConfig config = shape_from(fields, "n_positions");
   config.bias = true;
-  config.activation = activation_of(choices);
+  config.activation = activation_of(json);
   expect_possible(config, what);
   // transformers writes GPT-2's 50256 for every vocabulary, unless it is told another id.
-  transformer::expect_special_ids(json, config.vocab_size, what, transformer::gpt2_tokens - 1);
+  transformer::expect_special_ids(object, config.vocab_size, what, transformer::gpt2_tokens - 1);
 
-  if (choices.has("n_ctx")) fields.whole("n_ctx", config.block_size, config.block_size);
-  if (choices.has("n_inner")) fields.whole("n_inner", 4 * config.n_embd, 4 * config.n_embd);
-  if (choices.has("layer_norm_epsilon") &&
-      !(json["layer_norm_epsilon"].is_number() && json["layer_norm_epsilon"].get<double>() == 1e-5))
-    fields.wrong("layer_norm_epsilon", "1e-05");
-  choices.expect("scale_attn_weights", true);
-  choices.expect("scale_attn_by_inverse_layer_idx", false);
-  choices.expect("add_cross_attention", false);
-  choices.expect("tie_word_embeddings", true);
-  choices.expect_none("pruned_heads");
-  choices.expect_none("quantization_config");
+  if (json.has("n_ctx")) fields.whole("n_ctx", config.block_size, config.block_size);
+  if (json.has("n_inner")) fields.whole("n_inner", 4 * config.n_embd, 4 * config.n_embd);
+  if (json.number("layer_norm_epsilon", 1e-5) != 1e-5) json.wrong("layer_norm_epsilon", "1e-05");
+  json.expect("scale_attn_weights", true);
+  json.expect("scale_attn_by_inverse_layer_idx", false);
+  json.expect("tie_word_embeddings", true);
+  expect_plain_model(json);
+  json.expect_known({keys_of_gpt2, other_keys_of_gpt2, keys_of_plain_models, keys_without_effect});
   return config;
 }
 
