@@ -106,7 +106,7 @@ int run_export(Settings const& settings) {
     return tokenizer == nullptr ? std::nullopt : ((*tokenizer).*token)();
   };
   fsdp::checkpoint::replace_text_file(
-      to / "config.json", huggingface_config_text(config, id(&Tokenizer::begin_of_text), id(&Tokenizer::end_of_text),
+      to / "config.json", huggingface_config_text(config, std::nullopt, id(&Tokenizer::end_of_text),
                                                   bf16 ? "bfloat16" : "float32"));
   fmt::print("wrote {} parameters of '{}' to '{}'\n", with_commas(config.parameters()), model.path().string(),
              to.string());

@@ -99,7 +99,7 @@ struct Program {
     if (!ready.pretrained || !has_tokenizer(ready.pretrained->tokenizer)) return;
     auto const of_model = open_tokenizer(*ready.pretrained);
     if (vocabulary_checksum(*of_model) != ready.vocabulary ||
-        of_model->begin_of_text() != ready.tokenizer->begin_of_text() ||
+        of_model->text_template() != ready.tokenizer->text_template() ||
         of_model->end_of_text() != ready.tokenizer->end_of_text())
       fsdp::fail<fsdp::ConfigError>(
           "setting 'dataset': '{}' was prepared with another tokenizer than that in '{}'; run llama prepare again with "
@@ -135,7 +135,7 @@ struct Program {
         fsdp::checkpoint::replace_text_file(folder / adapter_config_name,
                                             adapter_config_text(settings, ready.settings.model));
       } else {
-        auto const text = huggingface_config_text(ready.config, ready.tokenizer->begin_of_text(),
+        auto const text = huggingface_config_text(ready.config, std::nullopt,
                                                   ready.tokenizer->end_of_text(), bf16 ? "bfloat16" : "float32");
         fsdp::checkpoint::replace_text_file(folder / "config.json", text);
       }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Fuzzes the readers of nanogpt, of checkpoints and of the bootstrap over TCP, by libFuzzer under AddressSanitizer and
+# Fuzzes the readers of nanogpt, of HuggingFace's folders, of checkpoints and of the bootstrap over TCP, by libFuzzer under AddressSanitizer and
 # UndefinedBehaviorSanitizer: the targets in tests/fuzz/targets. An input that fails is kept, and its path is printed.
 # labels: full
 # skip-sanitizers
@@ -43,9 +43,9 @@ compile() { "${compile[@]}" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$1.cpp" 
 together() { # together NAME FILE...: one source of them all
   printf '#include "%s"\n' "${@:2}" >"$1.cpp"
 }
-sources=(rows.cpp transformer/run/{table,choices,checks,common_rows,variants}.cpp
+sources=(rows.cpp llama/{adapter_files,config_json,weights}.cpp transformer/run/{table,choices,checks,common_rows,variants}.cpp
   transformer/data/{dataset,row_index,token_file,token_shards,excerpt,new_file,input_file,json_line,pickle}.cpp
-  transformer/tokenizer/{byte_alphabet,byte_pair,characters,merges,sentence_piece,sentence_piece_model,tokenizer,tokenizer_folder,tokenizer_json,utf8,words}.cpp)
+  transformer/tokenizer/{byte_alphabet,byte_pair,characters,marked_texts,merges,sentence_piece,sentence_piece_model,token_list,tokenizer,tokenizer_config,tokenizer_folder,tokenizer_json,utf8,words}.cpp)
 together inputs "${sources[@]}"
 rm -f inputs.a
 if compile inputs 2>inputs.log; then
@@ -58,7 +58,7 @@ else # two of them have one name
     ar rcs inputs.a "$(basename "$file" .cpp).o"
   done
 fi
-all=(token_files byte_pair_files tokenizer_files tokenize json_lines meta_pickle safetensors_headers checkpoint_files config_files gpt2_files)
+all=(token_files byte_pair_files tokenizer_files tokenize json_lines meta_pickle safetensors_headers checkpoint_files config_files folder_configs gpt2_files)
 crypto=()
 if echo '#include <openssl/hmac.h>' | "$clang" -x c++ -fsyntax-only - 2>/dev/null; then
   all=(door "${all[@]}") crypto=(-lcrypto)

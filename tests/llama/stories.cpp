@@ -58,7 +58,7 @@ std::string story(llama::LlamaConfig const& config, Tokenizer const& tokenizer, 
     llama::Llama<Engine> model(engine, config, 1, 80, options);
     engine.seal();
     load(engine);
-    std::vector<std::int64_t> ids{*tokenizer.begin_of_text()};
+    auto ids = tokenizer.text_template().before;
     auto const prompt = tokenizer.encode("Once upon a time");
     ids.insert(ids.end(), prompt.begin(), prompt.end());
     std::vector<float> logits;

@@ -40,7 +40,7 @@ class Bytes : public Tokenizer {
  public:
   std::int64_t size() const override { return 259; }
   std::optional<std::int64_t> end_of_text() const override { return 2; }
-  std::optional<std::int64_t> begin_of_text() const override { return 1; }
+  TextTemplate text_template() const override { return {{1}, {}}; }
   void append(std::string_view text, std::vector<std::int64_t>& ids, WordCache&) const override {
     for (char const letter : text) ids.push_back(3 + static_cast<unsigned char>(letter));
   }
@@ -138,7 +138,7 @@ TEST_CASE("documents that have nothing to predict are no rows") {
   /// Without a token that begins texts.
   class Plain : public Bytes {
    public:
-    std::optional<std::int64_t> begin_of_text() const override { return std::nullopt; }
+    TextTemplate text_template() const override { return {}; }
   };
   CHECK(prepared({"", "a", "bc"}, {"xy"}, false)->data.empty == 1);
   CHECK(prepared({"", "a", "bc"}, {"xy"}, true)->data.empty == 1);
@@ -153,6 +153,34 @@ TEST_CASE("rows end with the end-of-text token if asked") {
   for (std::int64_t i = 0; i < tokens.size(); ++i) all.push_back(tokens.at(i));
   CHECK(all == std::vector<std::int64_t>{1, 3 + 'a', 3 + 'b', 2, 1, 3 + 'c', 2});
   CHECK(made->dataset().rows(Split::train)->sizes()[0] == 2);
+}
+
+TEST_CASE("the tokenizer's template stands around each row, and ends it once") {
+  /// Two tokens before a text, and the end-of-text token behind it.
+  class Framed : public Bytes {
+   public:
+    TextTemplate text_template() const override { return {{1, 0}, {2}}; }
+  };
+  for (bool const ends_rows : {false, true}) {
+    auto const made = prepared({"ab", "", "c"}, {"x"}, ends_rows, 2, 64, std::make_shared<Framed>());
+    std::vector<std::int64_t> all;
+    for (std::int64_t i = 0; i < made->dataset().train.file(0).size(); ++i)
+      all.push_back(made->dataset().train.file(0).at(i));
+    CHECK(all == std::vector<std::int64_t>{1, 0, 3 + 'a', 3 + 'b', 2, 1, 0, 3 + 'c', 2});
+  }
+}
+
+TEST_CASE("markers in documents are tokens, whatever the pieces") {
+  for (std::size_t const piece : {5u, 64u}) {
+    auto const made = prepared({"a<|endoftext|>b", "<|endoftext|", "c<|endoftext|>"}, {"x"}, false, 2, piece);
+    std::vector<std::int64_t> all;
+    for (std::int64_t i = 0; i < made->dataset().train.file(0).size(); ++i)
+      all.push_back(made->dataset().train.file(0).at(i));
+    std::vector<std::int64_t> expected{1, 3 + 'a', 2, 3 + 'b', 1};
+    for (char const letter : std::string("<|endoftext|")) expected.push_back(3 + letter);
+    expected.insert(expected.end(), {1, 3 + 'c', 2});
+    CHECK(all == expected);
+  }
 }
 
 TEST_CASE("rows do not depend on threads and pieces") {

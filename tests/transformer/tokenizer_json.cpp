@@ -59,11 +59,6 @@ std::vector<NamedJson> named_files() {
           {"llama3 merged", byte_json(byte_tokens, "llama3"), false}};
 }
 
-TokenizerJson template_of(std::string const& marker) {
-  TokenizerJson const token{{"SpecialToken", {{"id", marker}, {"type_id", 0}}}};
-  return {{"type", "TemplateProcessing"}, {"single", TokenizerJson::array({token})}};
-}
-
 /// What is said of a file after a change.
 std::string refused(TokenizerJson json, std::function<void(TokenizerJson&)> const& change) {
   change(json);
@@ -118,47 +113,6 @@ TEST_CASE("tokenizer.json and tokenizer.model of one vocabulary agree") {
   }
 }
 
-TEST_CASE("the tokens that begin and end texts are those of tokenizer_config.json, or else of the tokenizer's file") {
-  TemporaryFolder const folder;
-  auto json = byte_json(byte_tokens, "llama3");
-  auto const first = static_cast<std::int64_t>(256 + byte_tokens.size());
-  auto const check = [&](std::string const& config, std::optional<std::int64_t> begin,
-                         std::optional<std::int64_t> end) {
-    folder.file("tokenizer.json", json.dump());
-    if (!config.empty()) folder.file("tokenizer_config.json", config);
-    auto const tokenizer = open_tokenizer_folder(folder.path, 1000);
-    CHECK(tokenizer->begin_of_text() == begin);
-    CHECK(tokenizer->end_of_text() == end);
-    std::filesystem::remove(folder.path / "tokenizer_config.json");
-  };
-  check("", {}, first);
-  json["post_processor"] = template_of("<|im_start|>");
-  check("", first + 1, first);
-  check(R"({"add_bos_token": false})", {}, first);
-  check(R"({"bos_token": "<|endoftext|>", "eos_token": {"content": "<|im_end|>"}})", first, first + 2);
-  json["post_processor"] = {
-      {"type", "Sequence"},
-      {"processors", TokenizerJson::array({{{"type", "ByteLevel"}}, template_of("<|im_start|>")})}};
-  check(R"({"bos_token": null, "add_bos_token": true})", first + 1, first);
-  json["post_processor"] = nullptr;
-  check(R"({"bos_token": "<|im_end|>", "add_bos_token": true})", first + 2, first);
-  folder.file("tokenizer_config.json", R"({"eos_token": "</s>"})");
-  CHECK(has(what([&] { open_tokenizer_folder(folder.path, 1000); }), "expected a special token '</s>'"));
-  folder.file("tokenizer_config.json", R"({"eos_token": 3})");
-  CHECK(has(what([&] { open_tokenizer_folder(folder.path, 1000); }),
-            "tokenizer_config.json': eos_token: expected a string, got 3"));
-
-  std::filesystem::remove(folder.path / "tokenizer.json");
-  folder.file("tokenizer.model", PieceFile{.rows = fsdp::testing::piece_rows(llama_pieces)}.bytes());
-  folder.file("tokenizer_config.json", R"({"bos_token": "<s>", "add_bos_token": false, "eos_token": "<s>"})");
-  auto const model = open_tokenizer_folder(folder.path, 1000);
-  CHECK_FALSE(model->begin_of_text());
-  CHECK(model->end_of_text() == 1);
-  folder.file("tokenizer_config.json", R"({"bos_token": "<bos>"})");
-  CHECK(has(what([&] { open_tokenizer_folder(folder.path, 1000); }),
-            "tokenizer.model': expected a control piece '<bos>', which tokenizer_config.json names; got none"));
-}
-
 TEST_CASE("a folder without a tokenizer, or with one that is larger than the model's vocabulary, is refused") {
   TemporaryFolder const folder;
   CHECK_FALSE(has_tokenizer(folder.path));
@@ -188,13 +142,12 @@ TEST_CASE("what a tokenizer.json has that we do not compute as the library does 
   CHECK(
       has(refused(bytes, [](Json& j) { j["model"]["new"] = 1; }), "model.new: expected no field of this name, got 1"));
   CHECK(has(refused(bytes, [](Json& j) { j["new"] = 1; }), "new: expected no field of this name"));
-  CHECK(has(refused(bytes, [](Json& j) { j["truncation"] = Json{{"max_length", 5}}; }), "truncation: expected null"));
-  CHECK(has(refused(bytes, [](Json& j) { j["padding"] = Json{{"length", 5}}; }), "padding: expected null"));
+  CHECK(has(refused(bytes, [](Json& j) { j["version"] = "2.0"; }), "version: expected \"1.0\", got \"2.0\""));
   CHECK(has(refused(bytes,
                     [](Json& j) {
                       j["normalizer"] = Json{{"type", "NFC"}};
                     }),
-            "normalizer: expected null, got {\"type\":\"NFC\"}"));
+            "normalizer: expected null, or an empty Sequence, got {\"type\":\"NFC\"}"));
   CHECK(has(refused(bytes,
                     [](Json& j) {
                       j["decoder"] = Json{{"type", "BPEDecoder"}};
@@ -265,8 +218,14 @@ TEST_CASE("tokens and merges of a tokenizer.json that do not fit together are re
                       j["model"]["vocab"] = vocab;
                     }),
             "model.vocab: expected a token for each byte, but 0x61 has none"));
-  CHECK(has(refused(bytes, [](Json& j) { j["added_tokens"][0]["special"] = false; }),
-            "added_tokens[0].special: expected true, got false"));
+  CHECK(has(refused(bytes, [](Json& j) { j["added_tokens"][0]["new"] = 1; }),
+            "added_tokens[0].new: expected no field of this name"));
+  CHECK(has(refused(pieces,
+                    [](Json& j) {
+                      j["added_tokens"][0]["special"] = false;
+                      j["added_tokens"][0]["normalized"] = true;
+                    }),
+            "added_tokens[0].normalized: expected false, got true"));
   CHECK(has(refused(bytes, [](Json& j) { j["added_tokens"][1]["lstrip"] = true; }),
             "added_tokens[1].lstrip: expected false"));
   CHECK(has(refused(bytes, [](Json& j) { j["added_tokens"][1]["id"] = 0; }), "added_tokens[1].id: expected an id"));

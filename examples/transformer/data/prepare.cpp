@@ -29,6 +29,8 @@
 #include "transformer/data/new_file.hpp"
 #include "transformer/tokenizer/byte_pair.hpp"
 #include "transformer/tokenizer/characters.hpp"
+#include "transformer/tokenizer/marked_texts.hpp"
+#include "transformer/tokenizer/tokenizer_folder.hpp"
 #include "transformer/tokenizer/utf8.hpp"
 
 namespace transformer {
@@ -186,6 +188,7 @@ struct Encoding {
 
 Encoded encode(Piece const& piece, Encoding const& how, WordCache& cache) {
   auto const& tokenizer = how.tokenizer;
+  auto const around = tokenizer.text_template();
   Encoded encoded;
   std::array<std::vector<std::int64_t>, 2> ids_of, ends_of;  // by Split
   auto const kind = piece.section->kind;
@@ -196,21 +199,23 @@ Encoded encode(Piece const& piece, Encoding const& how, WordCache& cache) {
     auto& ids = ids_of[which];
     auto const first = ids.size();
     bool const begins = kind == Section::Kind::lines || piece.offset == piece.section->first;
-    auto const begin = tokenizer.begin_of_text();
-    bool const begins_row = how.rows && begins && begin;
-    if (begins_row) ids.push_back(*begin);
+    if (how.rows && begins) ids.insert(ids.end(), around.before.begin(), around.before.end());
     auto const before = ids.size();
     if (begins) tokenizer.append(text, ids, cache);
     if (!begins) tokenizer.append_rest(text, ids, cache);
     encoded.characters += static_cast<std::int64_t>(count_characters(text));
     if (kind != Section::Kind::lines && !piece.ends_document) return;
-    bool const no_target = ids.size() == before || ids.size() - first + (how.ends_rows ? 1 : 0) < 2;
+    auto const own = ids.size() - before;
+    if (how.rows) ids.insert(ids.end(), around.after.begin(), around.after.end());
+    if (how.ends_rows && (around.after.empty() || around.after.back() != *tokenizer.end_of_text()))
+      ids.push_back(*tokenizer.end_of_text());
+    bool const no_target = own == 0 || ids.size() - first < 2;
     if (how.rows && begins && no_target) {
       ids.resize(first);
       ++encoded.empty;
       return;
     }
-    if (!how.rows || how.ends_rows) ids.push_back(*tokenizer.end_of_text());
+    if (!how.rows) ids.push_back(*tokenizer.end_of_text());
     if (how.rows) ends_of[which].push_back(std::ssize(ids));
     ++encoded.documents;
   });
@@ -290,6 +295,11 @@ class Preparer {
     files_.emplace_back(options_.folder / meta_name).write(meta_.dump(1) + "\n");
     std::vector<fs::path> others{options_.folder / pickled_meta_name};  // of other data
     if (!has_val_) others.push_back(options_.folder / "val.bin");
+    for (auto const name : names_of_tokenizer_files())  // of another tokenizer, which would be read with the new one
+      if (options_.tokenizer != nullptr &&
+          std::none_of(options_.tokenizer_files.begin(), options_.tokenizer_files.end(),
+                       [&](fs::path const& path) { return path.filename() == name; }))
+        others.push_back(options_.folder / name);
     for (auto const split : {Split::train, Split::val})
       if (!prepared_.has_rows || (split == Split::val && !has_val_))
         others.push_back(options_.folder / fmt::format("{}.rows", name(split)));
@@ -344,7 +354,7 @@ class Preparer {
 
   void take_tokenizer() {
     prepared_.has_rows = documents_;
-    tokenizer_ = options_.tokenizer;
+    tokenizer_ = std::make_shared<MarkedTexts>(options_.tokenizer);
     meta_ = {{"tokenizer", "model"}, {"tokenizer_files", Json::array()}, {"rows", documents_}};
     for (auto const& path : options_.tokenizer_files) {
       auto const name = path.filename().string();

@@ -23,7 +23,7 @@ struct PrepareOptions {
   /// Documents as rows].
   std::shared_ptr<Tokenizer const> tokenizer{};
   std::vector<std::filesystem::path> tokenizer_files{};  ///< its files, which are copied
-  bool ends_rows = false;                                ///< the end-of-text token ends each row
+  bool ends_rows = false;  ///< the end-of-text token ends each row, if the tokenizer's template does not end so
   std::filesystem::path val_data{};  ///< what is for validation, in the ways of `data`; empty: a part of `data`
   double val_fraction = 0.1;  ///< that part: of a text's characters, its end; of documents. 0: there is no val.bin
   int threads = 1;
@@ -48,8 +48,8 @@ struct PreparedData {
 /// processes cannot write to one folder; a data set that a killed process has half replaced is not opened. uint16 ids,
 /// uint32 for a vocabulary above 65,535. A text is cut once, after floor((1 - val_fraction) n) of its n characters, as
 /// nanoGPT does; each document goes to one of both files whole (see DocumentSplit), and the end-of-text id after it.
-/// With `tokenizer` each document is a row instead: the token that begins texts, if the tokenizer has one, and the
-/// document's tokens; train.rows and val.rows say where rows end.
+/// With `tokenizer` each document is a row instead: the document's tokens in the tokenizer's template; train.rows and
+/// val.rows say where rows end. Markers of special tokens in a text are those tokens.
 /// The tokens do not depend on threads and piece_bytes; memory is in proportion to both, and to the longest word of a
 /// text or the longest line of a .jsonl file if these are longer than a piece.
 /// @throws fsdp::ConfigError if there is no text, characters are to be tokens and a text is not UTF-8, a line is no

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -34,8 +35,9 @@ std::vector<std::int32_t> start_tokens(Tokenizer const& tokenizer, std::string c
   auto const text = start_text(start);
   try {
     auto ids = tokenizer.encode(text, Marker::token);
-    if (auto const begin = tokenizer.begin_of_text(); begin && (ids.empty() || ids.front() != *begin))
-      ids.insert(ids.begin(), *begin);
+    auto const before = tokenizer.text_template().before;  // without those behind it, for the text goes on
+    bool const has_them = ids.size() >= before.size() && std::equal(before.begin(), before.end(), ids.begin());
+    if (!has_them) ids.insert(ids.begin(), before.begin(), before.end());
     if (ids.empty()) fsdp::fail<fsdp::ConfigError>("expected a text that is not empty, got nothing");
     return {ids.begin(), ids.end()};
   } catch (fsdp::ConfigError const& error) {

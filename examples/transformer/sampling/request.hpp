@@ -17,7 +17,8 @@ namespace transformer {
 /// The text to continue.
 struct SampleText {
   std::shared_ptr<Tokenizer const> tokenizer;
-  std::vector<std::int32_t> start;  ///< not empty
+  std::vector<std::int32_t> start;   ///< not empty
+  std::vector<std::int64_t> ends{};  ///< ids that end a sample with stop_at_end, beside the tokenizer's
 };
 
 /// Everything that the ranks of `sample` read before they begin.

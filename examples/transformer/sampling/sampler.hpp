@@ -54,9 +54,11 @@ class Sampler {
   /// @note Collective: yes.
   void run() {
     for (std::int64_t sample = 0; sample < settings_.num_samples && !stopped_; ++sample) {
-      if (engine_.rank() == 0)
+      if (engine_.rank() == 0) {
+        auto const begin = request_.tokenizer->text_template().before;
         for (auto const id : request_.start)
-          if (id != request_.tokenizer->begin_of_text()) printer_.add(id);
+          if (std::find(begin.begin(), begin.end(), id) == begin.end()) printer_.add(id);
+      }
       continue_text(model_, request_.start, settings_.max_new_tokens,
                     [&](std::vector<float> const& logits) { return next(logits); });
       if (engine_.rank() == 0) printer_.end_sample();
@@ -82,7 +84,11 @@ class Sampler {
     if (!ends(token)) printer_.add(token);
     return printer_.closed() ? nobody_reads : token;
   }
-  bool ends(std::int64_t token) const { return settings_.stop_at_end && token == request_.tokenizer->end_of_text(); }
+  bool ends(std::int64_t token) const {
+    auto const& ends = request_.ends;
+    return settings_.stop_at_end &&
+           (token == request_.tokenizer->end_of_text() || std::find(ends.begin(), ends.end(), token) != ends.end());
+  }
   std::int64_t told_by_first(std::int64_t mine) {
     if (engine_.world_size() == 1) return mine;
     return std::stoll(engine_.world().exchange(fmt::format("{}", mine), "the next token").front());

@@ -35,7 +35,8 @@ struct BytePairParts {
   /// A word that is a token is that token, whatever merges would make of it: HuggingFace's ignore_merges.
   bool whole_words = false;
   std::vector<SpecialToken> special_tokens;
-  std::optional<std::int64_t> begin_of_text, end_of_text;
+  TextTemplate around_text;
+  std::optional<std::int64_t> end_of_text;
 };
 
 /// Byte-pair encoding over bytes: any text has ids, UTF-8 or not, and decoding them gives the same bytes.
@@ -48,7 +49,7 @@ class BytePair final : public Tokenizer {
 
   std::int64_t size() const override { return std::ssize(parts_.tokens); }
   std::optional<std::int64_t> end_of_text() const override { return parts_.end_of_text; }
-  std::optional<std::int64_t> begin_of_text() const override { return parts_.begin_of_text; }
+  TextTemplate text_template() const override { return parts_.around_text; }
   std::vector<SpecialToken> special_tokens() const override { return parts_.special_tokens; }
   void append(std::string_view text, std::vector<std::int64_t>& ids, WordCache& cache) const override;
   std::string decode(std::span<std::int64_t const> ids) const override;

@@ -33,6 +33,8 @@ class JsonField {
     return {found == value_->end() ? null : *found, file_, path_.empty() ? name : path_ + "." + name};
   }
   Json const& value() const { return *value_; }
+  std::string_view file() const { return file_; }
+  std::string const& path() const { return path_; }
   bool none() const { return value_->is_null(); }
   bool is(Json const& other) const { return *value_ == other; }
 

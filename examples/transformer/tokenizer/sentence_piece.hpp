@@ -33,10 +33,11 @@ class SentencePiece final : public Tokenizer {
 
   std::int64_t size() const override { return std::ssize(model_.pieces); }
   std::optional<std::int64_t> end_of_text() const override { return model_.end_of_text; }
-  std::optional<std::int64_t> begin_of_text() const override { return model_.begin_of_text; }
+  TextTemplate text_template() const override { return model_.around_text; }
   std::vector<SpecialToken> special_tokens() const override { return model_.special_tokens; }
   void append(std::string_view text, std::vector<std::int64_t>& ids, WordCache& cache) const override;
   void append_rest(std::string_view text, std::vector<std::int64_t>& ids, WordCache& cache) const override;
+  void append_behind_marker(std::string_view text, std::vector<std::int64_t>& ids, WordCache& cache) const override;
   std::string decode(std::span<std::int64_t const> ids) const override;
   std::string decode_rest(std::span<std::int64_t const> ids) const override;
   /// A place between two characters that no piece has side by side.
@@ -49,7 +50,6 @@ class SentencePiece final : public Tokenizer {
   using Id = Merges::Id;
   enum class Place : bool { beginning, rest };
 
-  void append_behind_marker(std::string_view text, std::vector<std::int64_t>& ids, WordCache& cache) const override;
   void append_words(std::string_view text, Place place, std::vector<std::int64_t>& ids, WordCache& cache) const;
   std::string decode_at(std::span<std::int64_t const> ids, Place place) const;
 

@@ -23,7 +23,8 @@ enum class PieceKind : std::uint8_t {
   unknown = 2,       ///< stands for characters that the vocabulary lacks, if it has no pieces of bytes
   control = 3,       ///< never made from a text: <s>, </s>
   user_defined = 4,  ///< found in a text before anything is merged
-  byte = 6           ///< "<0x41>": a byte of a character that the vocabulary lacks
+  byte = 6,          ///< "<0x41>": a byte of a character that the vocabulary lacks
+  added = 7          ///< found in a text by its marker, as a special token, but has a text: of no tokenizer.model
 };
 
 struct VocabularyPiece {
@@ -49,7 +50,8 @@ struct SentencePieceModel {
   bool splits_before_blanks = false;            ///< no piece has a `blank_symbol` but at its beginning
   std::string unknown_text = " \xe2\x81\x87 ";  ///< decode writes it for the unknown piece
   std::vector<SpecialToken> special_tokens;
-  std::optional<std::int64_t> begin_of_text, end_of_text;
+  TextTemplate around_text;
+  std::optional<std::int64_t> begin_of_text, end_of_text;  ///< the tokens that the file names for this
 };
 
 /// The byte that a piece like "<0x41>" stands for.

@@ -4,41 +4,34 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "fsdp/error.hpp"
 
 namespace transformer {
-namespace {
-
-/// Finds the markers in a text from the left; of those at one place, the longest.
-class MarkerSearch {
- public:
-  MarkerSearch(std::vector<SpecialToken> const& tokens, std::string_view text) : text_(text) {
-    for (auto const& token : tokens)
-      if (!token.marker.empty()) next_.push_back({&token, text.find(token.marker)});
+MarkerSearch::MarkerSearch(std::vector<SpecialToken> tokens) : tokens_(std::move(tokens)) {
+  for (std::size_t i = 0; i < tokens_.size(); ++i) {
+    auto const& marker = tokens_[i].marker;
+    if (marker.empty()) continue;
+    of_byte_[static_cast<unsigned char>(marker[0])].push_back(i);
+    if (first_bytes_.find(marker[0]) == std::string::npos) first_bytes_ += marker[0];
+    longest_ = std::max(longest_, marker.size());
   }
+  for (auto& of_byte : of_byte_)
+    std::stable_sort(of_byte.begin(), of_byte.end(),
+                     [&](std::size_t a, std::size_t b) { return tokens_[a].marker.size() > tokens_[b].marker.size(); });
+}
 
-  struct Found {
-    SpecialToken const* token = nullptr;  ///< null: there are no more
-    std::size_t place = std::string_view::npos;
-  };
-  /// The first marker at `begin` or behind it. @pre `begin` does not decrease
-  Found from(std::size_t begin) {
-    Found first;
-    for (auto& [token, place] : next_) {
-      if (place < begin) place = text_.find(token->marker, begin);
-      if (place == std::string_view::npos || place > first.place) continue;
-      if (place < first.place || token->marker.size() > first.token->marker.size()) first = {token, place};
-    }
-    return first;
+MarkerSearch::Found MarkerSearch::find(std::string_view text, std::size_t begin) const {
+  bool const one_byte = first_bytes_.size() == 1;  // "<", as a rule
+  for (auto place = begin; place < text.size() && !first_bytes_.empty(); ++place) {
+    if (one_byte) place = text.find(first_bytes_[0], place);
+    if (place == std::string_view::npos) break;
+    for (auto const i : of_byte_[static_cast<unsigned char>(text[place])])
+      if (text.substr(place).starts_with(tokens_[i].marker)) return {&tokens_[i], place};
   }
-
- private:
-  std::string_view text_;
-  std::vector<Found> next_;
-};
-
-}  // namespace
+  return {};
+}
 
 std::vector<SpecialToken> Tokenizer::special_tokens() const {
   auto const end = end_of_text();
@@ -53,17 +46,13 @@ std::vector<std::int64_t> Tokenizer::encode(std::string_view text, Marker marker
     append(text, ids, cache);
     return ids;
   }
-  auto const tokens = special_tokens();
-  MarkerSearch search(tokens, text);
-  for (std::size_t begin = 0; begin < text.size();) {
-    auto const [token, place] = search.from(begin);
-    auto const part = text.substr(begin, place - begin);
-    if (!part.empty() && begin == 0) append(part, ids, cache);
-    if (!part.empty() && begin > 0) append_behind_marker(part, ids, cache);
-    if (token == nullptr) break;
-    ids.push_back(token->id);
-    begin = place + token->marker.size();
-  }
+  bool first = true;
+  MarkerSearch(special_tokens()).each_part(text, [&](std::string_view part, SpecialToken const* token) {
+    if (!part.empty() && first) append(part, ids, cache);
+    if (!part.empty() && !first) append_behind_marker(part, ids, cache);
+    if (token != nullptr) ids.push_back(token->id);
+    first = false;
+  });
   return ids;
 }
 

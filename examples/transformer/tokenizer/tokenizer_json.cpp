@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstdint>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "transformer/tokenizer/byte_pair.hpp"
 #include "transformer/tokenizer/json_field.hpp"
 #include "transformer/tokenizer/sentence_piece.hpp"
+#include "transformer/tokenizer/token_list.hpp"
 #include "transformer/tokenizer/utf8.hpp"
 
 namespace transformer {
@@ -29,76 +29,6 @@ std::vector<JsonField> steps_of(JsonField const& field, std::string const& name_
   field.expect_fields({"type", name_in_sequence});
   return field[name_in_sequence].elements();
 }
-
-/// The tokens of a tokenizer.json.
-class TokenList {
- public:
-  TokenList(JsonField const& vocab, JsonField const& added, std::string_view what) : what_(what) {
-    if (!vocab.value().is_object() || vocab.value().empty()) vocab.wrong("an object of tokens and their ids");
-    for (auto const& item : vocab.value().items()) ids_.emplace(item.key(), 0);
-    std::size_t others = 0;
-    auto const elements = added.none() ? std::vector<JsonField>{} : added.elements();
-    for (auto const& token : elements)
-      if (!ids_.contains(token["content"].text())) ++others;
-    texts_.resize(ids_.size() + others);
-    taken_.resize(texts_.size());
-    for (auto const& item : vocab.value().items()) {
-      auto const id = new_id(vocab[item.key()]);
-      ids_[item.key()] = id;
-      texts_[index(id)] = item.key();
-    }
-    for (auto const& token : elements) add_special(token);
-  }
-
-  /// By id: a token as the file has it.
-  std::vector<std::string> const& texts() const { return texts_; }
-  std::vector<SpecialToken> const& special() const { return special_; }
-  std::optional<std::int64_t> special(std::string_view marker) const {
-    for (auto const& token : special_)
-      if (token.marker == marker) return token.id;
-    return std::nullopt;
-  }
-  /// The id of a token of the vocabulary.
-  std::optional<Merges::Id> find(std::string const& text) const {
-    auto const found = ids_.find(text);
-    return found == ids_.end() ? std::nullopt : std::optional(found->second);
-  }
-  std::string_view what() const { return what_; }
-
- private:
-  static std::size_t index(std::int64_t id) { return static_cast<std::size_t>(id); }
-
-  Merges::Id new_id(JsonField const& field) {
-    auto const& value = field.value();
-    auto const id = value.is_number_integer() ? value.get<std::int64_t>() : -1;
-    if (id < 0 || id >= std::ssize(texts_) || taken_[index(id)])
-      field.wrong(fsdp::formatted("an id from 0 to {} that no other token has", texts_.size() - 1));
-    taken_[index(id)] = true;
-    return static_cast<Merges::Id>(id);
-  }
-  void add_special(JsonField const& token) {
-    auto const content = token["content"].text();
-    if (content.empty()) token["content"].wrong("a text");
-    token["special"].expect_flag(true, false);
-    for (auto const* const name : {"single_word", "lstrip", "rstrip"}) token[name].expect_flag(false, false);
-    auto id = std::int64_t{0};
-    if (auto const found = find(content)) {
-      if (!token["id"].is(*found)) token["id"].wrong(fsdp::formatted("{}, as in model.vocab", *found));
-      id = *found;
-    } else {
-      id = new_id(token["id"]);
-      texts_[index(id)] = content;
-    }
-    if (special(content)) token["content"].wrong("a token that does not occur twice");
-    special_.push_back({content, id});
-  }
-
-  std::string_view what_;
-  std::unordered_map<std::string, Merges::Id> ids_;  ///< of model.vocab
-  std::vector<std::string> texts_;
-  std::vector<bool> taken_;
-  std::vector<SpecialToken> special_;
-};
 
 /// Reads model.merges, whose elements are "left right" or ["left", "right"].
 std::vector<std::array<Merges::Id, 3>> read_merges(JsonField const& field, TokenList const& tokens) {
@@ -132,53 +62,84 @@ std::vector<std::array<Merges::Id, 3>> read_merges(JsonField const& field, Token
 
 class TokenizerJsonReader {
  public:
-  TokenizerJsonReader(Json const& json, std::string_view what, TextEnds const& ends)
-      : file_(json, what), model_(file_["model"]), ends_(ends), what_(what) {}
+  TokenizerJsonReader(Json const& json, std::string_view what, TokenizerConfig const& config)
+      : file_(json, what), model_(file_["model"]), config_(config), what_(what) {}
 
   std::unique_ptr<Tokenizer> read() {
     file_.expect_fields({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
                          "post_processor", "decoder", "model"});
-    file_["truncation"].expect(nullptr);
-    file_["padding"].expect(nullptr);
+    if (!file_["version"].none()) file_["version"].expect("1.0");
     if (model_.type() != "BPE") model_["type"].wrong("\"BPE\"");
     model_.expect_fields({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
                           "byte_fallback", "ignore_merges", "vocab", "merges"});
     model_["dropout"].expect(nullptr);
     for (auto const* const name : {"continuing_subword_prefix", "end_of_word_suffix"})
       if (!model_[name].is("")) model_[name].expect(nullptr);
-    TokenList const tokens(model_["vocab"], file_["added_tokens"], what_);
-    read_post_processor();
+    TokenList const tokens(model_["vocab"], file_["added_tokens"], config_, what_);
+    read_post_processor(tokens);
     if (model_["byte_fallback"].flag(false)) return read_pieces(tokens);
     return read_byte_pairs(tokens);
   }
 
  private:
-  /// Finds the token that the file puts before a text.
-  void read_post_processor() {
+  /// Finds the tokens that the file puts around a text. Each step puts its own around those of the steps before it.
+  void read_post_processor(TokenList const& tokens) {
     for (auto const& step : steps_of(file_["post_processor"], "processors")) {
       auto const& type = step.type();
       if (type == "ByteLevel") continue;  // of offsets alone
       if (type != "TemplateProcessing") step["type"].wrong("\"TemplateProcessing\" or \"ByteLevel\"");
-      auto const single = step["single"].elements();
-      if (!single.empty() && !single[0]["SpecialToken"].none())
-        template_begin_ = single[0]["SpecialToken"]["id"].text();
+      step.expect_fields({"type", "single", "pair", "special_tokens"});
+      TextTemplate around;
+      bool behind = false;
+      for (auto const& part : step["single"].elements()) {
+        auto const marker = part["SpecialToken"];
+        if (marker.none() && (behind || !part["Sequence"]["id"].is("A")))
+          part.wrong("one Sequence \"A\", and SpecialTokens");
+        behind = behind || marker.none();
+        if (marker.none()) continue;
+        auto& side = behind ? around.after : around.before;
+        auto const ids = ids_of_template(step, marker["id"], tokens);
+        side.insert(side.end(), ids.begin(), ids.end());
+      }
+      if (!behind) step["single"].wrong("one Sequence \"A\", and SpecialTokens");
+      around_.before.insert(around_.before.begin(), around.before.begin(), around.before.end());
+      around_.after.insert(around_.after.end(), around.after.begin(), around.after.end());
     }
   }
-  std::optional<std::int64_t> begin_of_text(TokenList const& tokens) const {
-    if (!ends_.adds_begin.value_or(template_begin_.has_value())) return std::nullopt;
-    auto const marker = ends_.begin ? ends_.begin : template_begin_;
-    return marker ? named(tokens, *marker) : std::nullopt;
+  /// The ids of a special token of a template: those that the template lists for it.
+  static std::vector<std::int64_t> ids_of_template(JsonField const& step, JsonField const& marker,
+                                                   TokenList const& tokens) {
+    auto const listed = step["special_tokens"][marker.text()]["ids"];
+    if (listed.none()) marker.wrong("a name in special_tokens, which lists its ids");
+    std::vector<std::int64_t> ids;
+    for (auto const& id : listed.elements()) {
+      if (!id.value().is_number_integer() || id.value() < 0 || id.value() >= tokens.texts().size())
+        id.wrong("the id of a token");
+      ids.push_back(id.value().get<std::int64_t>());
+    }
+    return ids;
   }
-  std::optional<std::int64_t> end_of_text(TokenList const& tokens) const {
-    if (ends_.end) return named(tokens, *ends_.end);
+  /// The template of the file, unless tokenizer_config.json says otherwise.
+  TextTemplate text_template(TokenList const& tokens) const {
+    auto around = around_;
+    auto const set = [&](std::vector<std::int64_t>& side, std::optional<bool> adds,
+                         std::optional<NamedToken> const& token, std::string_view flag) {
+      if (!adds) return;
+      if (*adds && !token && side.empty())
+        fsdp::fail<fsdp::ConfigError>("{}: {}: expected false, for no token is named for it; got true", config_.where,
+                                      flag);
+      if (*adds && token) side = {*tokens.special(token->text)};
+      if (!*adds) side.clear();
+    };
+    set(around.before, config_.adds_begin, config_.begin, "add_bos_token");
+    set(around.after, config_.adds_end, config_.end, "add_eos_token");
+    return around;
+  }
+  static std::optional<std::int64_t> end_of_text(TokenList const& tokens, TokenizerConfig const& config) {
+    if (config.end) return tokens.special(config.end->text);
     for (auto const marker : {std::string_view("</s>"), end_of_text_marker, std::string_view("<|end_of_text|>")})
-      if (auto const id = tokens.special(marker)) return id;
+      if (auto const id = tokens.special(std::string(marker))) return id;
     return std::nullopt;
-  }
-  std::optional<std::int64_t> named(TokenList const& tokens, std::string const& marker) const {
-    auto const id = tokens.special(marker);
-    if (!id) file_["added_tokens"].wrong(fsdp::formatted("a special token '{}'", excerpt(marker)));
-    return id;
   }
 
   // Over characters.
@@ -195,10 +156,18 @@ class TokenizerJsonReader {
       model.pieces.push_back({text, 0, unknown.is(text) ? PieceKind::unknown : kind});
     }
     for (auto const& [marker, id] : tokens.special()) {
-      if (count_characters(marker) < 2) file_["added_tokens"].wrong("special tokens of two characters or more");
+      if (count_characters(marker) < 2) file_["added_tokens"].wrong("tokens of two characters or more");
       auto& kind = model.pieces[static_cast<std::size_t>(id)].kind;
       if (kind == PieceKind::normal) kind = PieceKind::control;
     }
+    for (auto const id : tokens.not_special()) {
+      auto& kind = model.pieces[static_cast<std::size_t>(id)].kind;
+      if (kind == PieceKind::control) kind = PieceKind::added;
+    }
+    if (!file_["normalizer"].none()) expect_found_as_written();
+    if (config_.adds_blank && *config_.adds_blank == (model.blank_before == BlankBefore::never))
+      fsdp::fail<fsdp::ConfigError>("{}: add_prefix_space: expected {}, as {} has it", config_.where,
+                                    !*config_.adds_blank, what_);
     static_cast<void>(byte_pieces(model.pieces, what_));
     model.merges = read_merges(model_["merges"], tokens);
     expect_unique(*model.merges);
@@ -207,9 +176,16 @@ class TokenizerJsonReader {
         if (model.pieces[static_cast<std::size_t>(id)].kind == PieceKind::byte)
           model_["merges"].wrong("no merges of tokens of bytes");
     model.special_tokens = tokens.special();
-    model.begin_of_text = begin_of_text(tokens);
-    model.end_of_text = end_of_text(tokens);
+    model.around_text = text_template(tokens);
+    model.end_of_text = end_of_text(tokens, config_);
     return std::make_unique<SentencePiece>(std::move(model));
+  }
+
+  /// A marker is found in a text before blanks are replaced.
+  void expect_found_as_written() const {
+    if (file_["added_tokens"].none()) return;
+    for (auto const& token : file_["added_tokens"].elements())
+      if (!token["special"].flag(false)) token["normalized"].expect_flag(false, false);
   }
 
   void read_blanks(SentencePieceModel& model) {
@@ -258,9 +234,13 @@ class TokenizerJsonReader {
 
   std::unique_ptr<Tokenizer> read_byte_pairs(TokenList const& tokens) {
     BytePairParts parts;
-    file_["normalizer"].expect(nullptr);
+    for (auto const& step : steps_of(file_["normalizer"], "normalizers")) step.wrong("null, or an empty Sequence");
+    if (config_.adds_blank.value_or(false))
+      fsdp::fail<fsdp::ConfigError>("{}: add_prefix_space: expected false, as {} has it, got true", config_.where,
+                                    what_);
     parts.pattern = read_pattern();
     if (file_["decoder"].type() != "ByteLevel") file_["decoder"].wrong("\"ByteLevel\"");
+    file_["decoder"].expect_fields({"type", "add_prefix_space", "trim_offsets", "use_regex"});  // without effect
     for (std::size_t byte = 0; auto const character : byte_alphabet()) {
       auto const id = tokens.find(encode_utf8(character));
       if (!id) model_["vocab"].wrong(fsdp::formatted("a token for each byte, but 0x{:02x} has none", byte));
@@ -276,8 +256,8 @@ class TokenizerJsonReader {
     for (auto const& [left, right, merged] : merges) parts.merges.add(left, right, merged);
     parts.whole_words = model_["ignore_merges"].flag(false);
     parts.special_tokens = tokens.special();
-    parts.begin_of_text = begin_of_text(tokens);
-    parts.end_of_text = end_of_text(tokens);
+    parts.around_text = text_template(tokens);
+    parts.end_of_text = end_of_text(tokens, config_);
     return std::make_unique<BytePair>(std::move(parts));
   }
 
@@ -315,16 +295,17 @@ class TokenizerJsonReader {
   }
 
   JsonField file_, model_;
-  TextEnds const& ends_;
+  TokenizerConfig const& config_;
   std::string_view what_;
-  std::optional<std::string> template_begin_;
+  TextTemplate around_;
 };
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> read_tokenizer_json(std::string_view text, std::string_view what, TextEnds const& ends) {
+std::unique_ptr<Tokenizer> read_tokenizer_json(std::string_view text, std::string_view what,
+                                               TokenizerConfig const& config) {
   auto const json = parse_json_object(text, what);
-  return TokenizerJsonReader(json, what, ends).read();
+  return TokenizerJsonReader(json, what, config).read();
 }
 
 }  // namespace transformer

@@ -41,10 +41,11 @@ std::shared_ptr<Tokenizer const> tokenizer_of(Preparation<Program> const& ready)
   return found;
 }
 
-/// The token that a text begins with: the tokenizer's for that, else the one between documents, else a newline, else
-/// the first of the vocabulary.
+/// The token that a text begins with: the first of the tokenizer's template, else the one between documents, else a
+/// newline, else the first of the vocabulary.
 inline std::int32_t first_token(Tokenizer const& tokenizer) {
-  if (auto const begin = tokenizer.begin_of_text()) return static_cast<std::int32_t>(*begin);
+  if (auto const around = tokenizer.text_template(); !around.before.empty())
+    return static_cast<std::int32_t>(around.before.front());
   if (auto const end = tokenizer.end_of_text()) return static_cast<std::int32_t>(*end);
   try {
     return static_cast<std::int32_t>(tokenizer.encode("\n", Marker::text).at(0));
