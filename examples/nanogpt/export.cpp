@@ -134,7 +134,7 @@ int run_export(Settings const& settings) {
   if (!files.none() && (settings.format != "nanogpt" || model.meta.path.empty())) copy_tokenizer(files, to);
   if (files.none() && settings.format != "nanogpt")
     fmt::print(
-        "note: vocab.json and merges.txt were not written, because the model's folder has no GPT-2 tokenizer files\n");
+        "note: vocab.json and merges.txt were not written, because the model's folder has no tokenizer of GPT-2\n");
   std::erase_if(removed, [&](std::string const& name) { return fs::exists(to / name, error); });
   if (!removed.empty())
     fmt::print("removed from '{}', with the model that was there: {}\n", to.string(), fsdp::listed(removed));

@@ -75,7 +75,8 @@ SampleRequest<OpenedModel> read_sample_request(Settings const& settings, std::in
   auto tokenizer = open_tokenizer(request.model, settings);
   if (tokenizer == nullptr)
     fsdp::fail<fsdp::ConfigError>(
-        "'{}' has weights but no vocabulary (vocab.json and merges.txt, or a meta.json with 'itos' or 'tokenizer'), so "
+        "'{}' has weights but no vocabulary (vocab.json and merges.txt, tokenizer.json, or a meta.json with 'itos' or "
+        "'tokenizer'), so "
         "no text can be printed; name GPT-2's files with --encoder_json=FILE and --vocab_bpe=FILE",
         request.model.path().string());
   request.text = read_sample_text(settings, std::move(tokenizer));

@@ -29,8 +29,10 @@
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/temporary_folder.hpp"
+#include "tests/support/tokenizer_files.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/run/table.hpp"
+#include "transformer/tokenizer/tokenizer_folder.hpp"
 
 namespace {
 
@@ -506,6 +508,25 @@ TEST_CASE("GPT-2 is found by name: in model_dir, then where HuggingFace keeps it
   CHECK(has(what([&] { open_pretrained(settings); }), "expected scratch, resume, auto, gpt2"));
   settings.init_from = models.file("x", "no weights").string();
   CHECK(has(what([&] { open_pretrained(settings); }), "is none of these"));
+}
+
+TEST_CASE("the tokenizer beside the weights may be a tokenizer.json alone, as transformers 5 writes it") {
+  auto config = tiny();
+  config.vocab_size = 260;
+  Folder const folder, copy;
+  write_folder(folder, config);
+  folder.file("tokenizer.json", fsdp::testing::byte_json({"ab"}, "gpt2").dump());
+  folder.file("tokenizer_config.json", R"({"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"})");
+  auto const model = open_pretrained(from(folder.path));
+  auto const tokenizer = open_tokenizer(model, Settings{});
+  REQUIRE(tokenizer != nullptr);
+  CHECK(tokenizer->size() == 260);
+  CHECK(tokenizer->end_of_text() == 257);
+  CHECK(tokenizer->decode(tokenizer->encode("ab b")) == "ab b");
+  CHECK(tokenizer->encode("ab").size() == 1);
+  copy_tokenizer(model.tokenizer, copy.path);
+  CHECK(transformer::open_tokenizer_folder(copy.path, 260)->encode("ab") == tokenizer->encode("ab"));
+  CHECK(fs::exists(copy.path / "tokenizer_config.json"));
 }
 
 TEST_CASE("ranks that read other weights notice") {

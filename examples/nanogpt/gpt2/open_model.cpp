@@ -19,6 +19,7 @@
 #include "saved_model.hpp"
 #include "start.hpp"
 #include "transformer/tokenizer/byte_pair.hpp"
+#include "transformer/tokenizer/tokenizer_folder.hpp"
 #include "transformer/training/checkpoint_weights.hpp"
 #include "transformer/training/folder.hpp"
 #include "transformer/training/state.hpp"
@@ -88,6 +89,7 @@ fs::path find_published(std::string const& name, Settings const& settings) {
 TokenizerFiles find_tokenizer(fs::path const& folder) {
   for (auto const& [encoder, merges] : {std::pair("vocab.json", "merges.txt"), std::pair("encoder.json", "vocab.bpe")})
     if (is_file(folder / encoder) && is_file(folder / merges)) return {folder / encoder, folder / merges};
+  if (is_file(folder / "tokenizer.json")) return {{}, {}, folder};
   return {};
 }
 
@@ -186,6 +188,7 @@ std::shared_ptr<Tokenizer const> open_tokenizer(OpenedModel const& model, Settin
     if (auto found = open_tokenizer(model.meta)) return found;
   if (files.none()) files = model.tokenizer;
   if (files.none()) return nullptr;
+  if (!files.folder.empty()) return open_tokenizer_folder(files.folder, model.config.vocab_size);
   MappedFile const encoder(files.encoder_json), merges(files.vocab_bpe);
   auto const encoder_name = files.encoder_json.string(), merges_name = files.vocab_bpe.string();
   auto tokenizer =
@@ -197,10 +200,15 @@ std::shared_ptr<Tokenizer const> open_tokenizer(OpenedModel const& model, Settin
 }
 
 void copy_tokenizer(TokenizerFiles const& files, fs::path const& folder) {
-  for (auto const& [from, name] :
-       {std::pair(files.encoder_json, "vocab.json"), std::pair(files.vocab_bpe, "merges.txt")}) {
+  auto const copy = [&](fs::path const& from, fs::path const& name) {
     MappedFile const file(from);
     ckpt::replace_text_file(folder / name, as_text(file));
+  };
+  if (files.folder.empty()) {
+    copy(files.encoder_json, "vocab.json");
+    copy(files.vocab_bpe, "merges.txt");
+  } else {
+    for (auto const& from : tokenizer_files(files.folder)) copy(from, from.filename());
   }
 }
 

@@ -16,12 +16,13 @@
 
 namespace nanogpt {
 
-/// GPT-2's tokenizer, as two files; none where they are empty.
+/// GPT-2's tokenizer, as two files or as the tokenizer.json of a folder; none where all are empty.
 struct TokenizerFiles {
   std::filesystem::path encoder_json;  ///< tokens and their ids: OpenAI's encoder.json, HuggingFace's vocab.json
   std::filesystem::path vocab_bpe;     ///< merges: OpenAI's vocab.bpe, HuggingFace's merges.txt
+  std::filesystem::path folder{};      ///< with tokenizer.json, as transformers 5 writes it, instead of both
 
-  bool none() const { return encoder_json.empty(); }
+  bool none() const { return encoder_json.empty() && folder.empty(); }
 };
 
 /// A model whose weights have been found and checked, but not read.
@@ -60,7 +61,8 @@ OpenedRun open_run(Settings const& settings);
 /// @throws fsdp::ConfigError if its files cannot be read, or have more tokens than the model
 std::shared_ptr<Tokenizer const> open_tokenizer(OpenedModel const& model, Settings const& settings);
 
-/// Copies the files into a folder, under HuggingFace's names. @throws fsdp::Error if they cannot be read or written
+/// Copies the files into a folder, under the names that HuggingFace has for them. @throws fsdp::Error if they cannot be
+/// read or written
 void copy_tokenizer(TokenizerFiles const& files, std::filesystem::path const& folder);
 
 /// See transformer::fingerprint.
