@@ -25,29 +25,14 @@ using fsdp::checkpoint::Json;
 constexpr std::string_view peft_prefix = "base_model.model.", pickle_name = "adapter_model.bin";
 
 // Keys of adapter_config.json that are read, or must have a value without effect.
-constexpr std::array keys_of_adapters = std::to_array<std::string_view>({"peft_type",
-                                                                         "task_type",
-                                                                         "r",
-                                                                         "lora_alpha",
-                                                                         "base_model_name_or_path",
-                                                                         "target_modules",
-                                                                         "layers_to_transform",
-                                                                         "layers_pattern",
-                                                                         "init_lora_weights",
-                                                                         "bias",
-                                                                         "lora_bias",
-                                                                         "use_dora",
-                                                                         "use_rslora",
-                                                                         "use_qalora",
-                                                                         "fan_in_fan_out",
-                                                                         "rank_pattern",
-                                                                         "alpha_pattern",
-                                                                         "modules_to_save",
-                                                                         "exclude_modules",
-                                                                         "layer_replication",
-                                                                         "target_parameters",
-                                                                         "trainable_token_indices",
-                                                                         "alora_invocation_tokens"});
+constexpr std::array keys_of_adapters = std::to_array<std::string_view>({
+    // clang-format off
+    "peft_type", "task_type", "r", "lora_alpha", "base_model_name_or_path", "target_modules", "layers_to_transform",
+    "layers_pattern", "init_lora_weights", "bias", "lora_bias", "use_dora", "use_rslora", "use_qalora",
+    "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save", "exclude_modules", "layer_replication",
+    "target_parameters", "trainable_token_indices", "alora_invocation_tokens"
+    // clang-format on
+});
 // Keys without effect: names and versions, dropout of a training that is over, and details of features that
 // keys_of_adapters refuses or that only begin a training. Others, such as arrow_config, kasa_config and velora_config,
 // change what an adapter computes.

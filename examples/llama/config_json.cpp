@@ -3,6 +3,7 @@
 
 #include <array>
 #include <string>
+#include <system_error>
 
 #include "fsdp/checkpoint/files.hpp"
 #include "fsdp/checkpoint/json.hpp"
@@ -124,6 +125,24 @@ LlamaConfig parse_huggingface_config(std::string_view text, std::string_view wha
 LlamaConfig read_huggingface_config(std::filesystem::path const& path) {
   return parse_huggingface_config(fsdp::checkpoint::read_text_file(path, longest_config),
                                   fsdp::formatted("'{}'", path.string()));
+}
+
+std::string changed_config_text(std::initializer_list<std::filesystem::path> folders, LlamaConfig const& config,
+                                std::string_view dtype) {
+  std::error_code error;
+  for (auto const& folder : folders) {
+    auto const path = folder / "config.json";
+    if (folder.empty() || !std::filesystem::is_regular_file(path, error)) continue;
+    auto const text = fsdp::checkpoint::read_text_file(path, longest_config);
+    auto const what = fsdp::formatted("'{}'", path.string());
+    if (parse_huggingface_config(text, what) != config) continue;
+    auto json = fsdp::checkpoint::parse_object(text, what);
+    json["architectures"] = {json["model_type"] == "mistral" ? "MistralForCausalLM" : "LlamaForCausalLM"};
+    if (json.contains("dtype")) json["dtype"] = dtype;
+    if (json.contains("torch_dtype") || !json.contains("dtype")) json["torch_dtype"] = dtype;
+    return json.dump(2) + "\n";
+  }
+  return {};
 }
 
 std::string huggingface_config_text(LlamaConfig const& config, std::optional<std::int64_t> begin_of_text,

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,6 +21,14 @@ namespace llama {
 /// not known
 LlamaConfig parse_huggingface_config(std::string_view text, std::string_view what);
 LlamaConfig read_huggingface_config(std::filesystem::path const& path);
+
+/// A config.json, changed where weights are written anew: their type, and the class that their names are of. All other
+/// keys stay, such as the ids of tokens.
+/// @param folders  the first that has the config.json of a model of this shape is taken; may be empty paths
+/// @param dtype    of the weights: "float32", "bfloat16"
+/// @return empty if none has one
+std::string changed_config_text(std::initializer_list<std::filesystem::path> folders, LlamaConfig const& config,
+                                std::string_view dtype);
 
 /// What transformers loads as a LlamaForCausalLM; 4 and 5 read the same rope_theta and rope_scaling.
 /// @param begin_of_text, end_of_text  the tokenizer's, if it has them

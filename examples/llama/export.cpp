@@ -22,6 +22,7 @@
 #include "transformer/run/choices.hpp"
 #include "transformer/tokenizer/tokenizer_folder.hpp"
 #include "transformer/training/folder.hpp"
+#include "transformer/training/model_files.hpp"
 #include "transformer/weights/weights_writer.hpp"
 
 namespace llama {
@@ -83,31 +84,41 @@ int run_export(Settings const& settings) {
         "setting 'format': expected huggingface, for '{}' has no adapters (a file {}); got peft", model.path().string(),
         adapter_config_name);
   auto const tokenizer = has_tokenizer(model.tokenizer) ? open_tokenizer(model) : nullptr;
+  // Files of the folder with the tokenizer replace those of the original model.
+  auto const originals = peft ? std::vector<fs::path>() : files_beside_weights(model.original);
+  auto const others = peft ? files_beside_weights(out_dir) : std::vector<fs::path>();
+  auto const of_tokenizer = files_of_use_in(model.tokenizer);
+  std::error_code error;
+  if (fs::equivalent(to, model.original, error))
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'to': expected a folder other than that of the model that the run began with, "
+        "got '{}'",
+        to.string());
+  for (auto const* const files : {&originals, &others})
+    for (auto const& file : *files)
+      if (!settings.overwrite && fs::exists(to / file, error)) refuse_existing(to, file.string());
   fsdp::checkpoint::make_folders(to);
   remove_on_signals();
-  std::error_code error;
   for (auto const name : files_of_a_model) fs::remove(to / name, error);
   for (auto const& entry : fs::directory_iterator(to, error))
     if (is_part_of_weights(entry.path().filename().string())) fs::remove(entry.path(), error);
-  auto const copy = [&](fs::path const& from) {
-    fsdp::checkpoint::replace_text_file(to / from.filename(), fsdp::checkpoint::read_text_file(from));
-  };
-  bool const bf16 = settings.dtype == "bfloat16";
-  auto const& config = model.config;
-  for (auto const& file : tokenizer_files(model.tokenizer)) copy(file);
+  copy_files(model.original, originals, to);
+  copy_files(out_dir, others, to);
+  copy_files(model.tokenizer, of_tokenizer, to);
   if (peft) {
     write_adapters(to / adapter_weights_name, out_dir / adapter_weights_name, settings.dtype);
-    copy(out_dir / adapter_config_name);
+    copy_files(out_dir, {adapter_config_name}, to);
     fmt::print("wrote the adapters of '{}' to '{}'\n", out_dir.string(), (to / adapter_weights_name).string());
     return 0;
   }
+  bool const bf16 = settings.dtype == "bfloat16";
+  std::string_view const dtype = bf16 ? "bfloat16" : "float32";
+  auto const& config = model.config;
   write_weights({to / weights_name, static_cast<std::int64_t>(settings.max_shard_gb * 1e9)}, model, bf16);
-  auto const id = [&](std::optional<std::int64_t> (Tokenizer::*token)() const) {
-    return tokenizer == nullptr ? std::nullopt : ((*tokenizer).*token)();
-  };
-  fsdp::checkpoint::replace_text_file(
-      to / "config.json", huggingface_config_text(config, std::nullopt, id(&Tokenizer::end_of_text),
-                                                  bf16 ? "bfloat16" : "float32"));
+  auto text = changed_config_text({model.tokenizer, model.original}, config, dtype);
+  if (text.empty())
+    text = huggingface_config_text(config, std::nullopt, tokenizer ? tokenizer->end_of_text() : std::nullopt, dtype);
+  fsdp::checkpoint::replace_text_file(to / "config.json", text);
   fmt::print("wrote {} parameters of '{}' to '{}'\n", with_commas(config.parameters()), model.path().string(),
              to.string());
   return 0;

@@ -23,6 +23,7 @@
 #include "llama/start.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/tokenizer/tokenizer_folder.hpp"
+#include "transformer/training/model_files.hpp"
 #include "transformer/training/preparation.hpp"
 #include "transformer/weights/engine_weights.hpp"
 
@@ -135,15 +136,26 @@ struct Program {
         fsdp::checkpoint::replace_text_file(folder / adapter_config_name,
                                             adapter_config_text(settings, ready.settings.model));
       } else {
-        auto const text = huggingface_config_text(ready.config, std::nullopt,
-                                                  ready.tokenizer->end_of_text(), bf16 ? "bfloat16" : "float32");
+        // A run that is resumed has the config.json that its first start has written.
+        auto const original = ready.pretrained ? ready.pretrained->original : std::filesystem::path();
+        auto text = changed_config_text({original, folder}, ready.config, run.dtype);
+        if (text.empty())
+          text = huggingface_config_text(ready.config, std::nullopt, ready.tokenizer->end_of_text(), run.dtype);
         fsdp::checkpoint::replace_text_file(folder / "config.json", text);
       }
       return "";
     });
   }
   /// save_vocabulary has copied the tokenizer's files.
-  static void save_tokenizer(std::filesystem::path const&, Preparation<Program> const&) {}
+  static void save_tokenizer(std::filesystem::path const& folder, Preparation<Program> const& ready) {
+    if (!ready.pretrained) return;
+    auto files = files_of_use_in(ready.pretrained->original);
+    std::erase_if(files, [](auto const& file) {  // a folder of templates would not be set aside with the run
+      auto const names = names_of_tokenizer_files();
+      return file.has_parent_path() || std::find(names.begin(), names.end(), file.string()) != names.end();
+    });
+    copy_files(ready.pretrained->original, files, folder);
+  }
 };
 
 }  // namespace llama

@@ -38,7 +38,8 @@ std::vector<Setting> llama_settings() {
            {"model", "resume", "auto"});
   add_start(t);
   add_data(t);
-  t.flag("add_eos", &S::add_eos, in::prepare, "end each document with the end-of-text token");
+  t.flag("add_eos", &S::add_eos, in::prepare,
+         "end each document with the end-of-text token, if the model's tokenizer does not do so itself");
   t.rows.back().may_stand_alone = true;
   add_batches(t);
   add_optimizer(t);
@@ -79,7 +80,9 @@ std::vector<Setting> llama_settings() {
   row(t, "decay_lr").help = "decay the learning rate after warm-up, as lr_schedule says; false: keep it constant";
   row(t, "block_size").of_run = true;
   row(t, "start").may_be_empty = true;
-  row(t, "stop_at_end").help = "end a sample at the token that ends texts";
+  row(t, "stop_at_end").help =
+      "end a sample at a token that ends texts: the tokenizer's, or one of eos_token_id in "
+      "generation_config.json or config.json";
   auto& end = row(t, "lr_decay_iters");
   end.help = "iteration at which the learning rate reaches min_lr; 0: max_iters";
   end.low = 0;

@@ -14,6 +14,7 @@
 #include "fsdp/error.hpp"
 #include "llama/adapter_files.hpp"
 #include "llama/config_json.hpp"
+#include "llama/generation_config.hpp"
 #include "llama/linear_layers.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/run/table.hpp"
@@ -69,6 +70,17 @@ std::string model_setting(RunState const& run) {
   return found == run.settings.end() ? std::string() : found->second;
 }
 
+/// The folder of the model that a run began with; that of adapters is the folder of their model.
+/// @param model  the setting; may be empty
+/// @return empty if it is not there any more
+fs::path original_folder(fs::path const& model) {
+  if (model.empty()) return {};
+  if (is_file(model / "config.json")) return model;
+  if (!is_adapter_folder(model)) return {};
+  auto const base = read_adapter_config(model).base;
+  return is_file(base / "config.json") ? base : fs::path();
+}
+
 /// @param folder  the model to begin with
 OpenedLlama open_base_in(fs::path const& folder, RunState const& run) {
   if (!is_adapters_alone(folder))
@@ -95,7 +107,8 @@ OpenedLlama open_checkpoint(fs::path const& out_dir, std::string const& name, Se
     auto const config = model_config(run);
     auto weights =
         std::make_shared<CheckpointWeights>(folder, llama_tensors(config), std::move(base), lora_scale_of(run));
-    return OpenedLlama{config, std::move(weights), has_tokenizer(beside) ? beside : fs::path(model), run.iteration};
+    return OpenedLlama{config, std::move(weights), has_tokenizer(beside) ? beside : fs::path(model), run.iteration,
+                       original_folder(model)};
   });
 }
 
@@ -108,9 +121,25 @@ fs::path model_folder(Settings const& settings) {
   return folder;
 }
 
+/// The folder of the model that the run in `out_dir` began with. @return empty if nothing says which, or it is not
+/// there
+fs::path original_of_run(fs::path const& out_dir, Settings const& settings) {
+  if (!settings.model.empty()) return original_folder(settings.model);
+  try {
+    auto const run = find_run(out_dir);
+    return run ? original_folder(model_setting(*run)) : fs::path();
+  } catch (fsdp::ConfigError const&) {  // its weights are there all the same
+    return {};
+  }
+}
+
 /// The weights in a run's out_dir. The model of adapters must be the one that the run began with.
 OpenedLlama open_trained_folder(fs::path const& out_dir, Settings const& settings) {
-  if (!is_adapters_alone(out_dir)) return open_model_folder(out_dir);
+  if (!is_adapters_alone(out_dir)) {
+    auto model = open_model_folder(out_dir);
+    if (auto const original = original_of_run(out_dir, settings); !original.empty()) model.original = original;
+    return model;
+  }
   auto base = settings.model;
   if (auto const run = find_run(out_dir); run && !run->base.empty()) {
     if (base.empty()) base = model_setting(*run);
@@ -222,6 +251,7 @@ SampleRequest<OpenedLlama> read_sample_request(Settings const& settings, std::in
   bool const of_run = settings.model.empty() || settings.was_given("out_dir") || !settings.checkpoint.empty();
   request.model = of_run ? open_run(settings, request.note) : open_model(settings);
   request.text = read_sample_text(settings, open_tokenizer(request.model));
+  request.text.ends = ids_that_end_texts(request.model);
   auto const& config = request.model.config;
   if (auto const tokens = static_cast<std::int64_t>(request.text.start.size()); tokens > config.longest_sequence())
     fsdp::fail<fsdp::ConfigError>("setting 'start': expected at most {} tokens ({}), got {}", config.longest_sequence(),

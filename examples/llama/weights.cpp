@@ -11,8 +11,12 @@
 namespace llama {
 namespace {
 
+/// LlamaModel saves its tensors without the "model." that they have in a LlamaForCausalLM.
 std::string our_name(std::string_view theirs) {
-  return theirs.ends_with(".rotary_emb.inv_freq") ? std::string() : std::string(theirs);
+  if (theirs.ends_with("rotary_emb.inv_freq")) return {};
+  for (std::string_view const part : {"embed_tokens.", "layers.", "norm."})
+    if (theirs.starts_with(part)) return "model." + std::string(theirs);
+  return std::string(theirs);
 }
 
 }  // namespace
@@ -55,7 +59,7 @@ OpenedLlama open_folder(std::filesystem::path const& folder) {
   if (!std::filesystem::is_regular_file(path, error))
     fsdp::fail<fsdp::ConfigError>("'{}' has no config.json, which describes the model", folder.string());
   auto const config = read_huggingface_config(path);
-  return {config, std::make_shared<WeightsFolder>(folder, llama_tensor_list(config)), folder, 0};
+  return {config, std::make_shared<WeightsFolder>(folder, llama_tensor_list(config)), folder, 0, folder};
 }
 
 }  // namespace llama

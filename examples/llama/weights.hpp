@@ -22,16 +22,17 @@ inline constexpr std::string_view head_matrix = "lm_head.weight";             //
 /// last norm, and the head's matrix unless it is the table.
 std::vector<WeightTensor> llama_tensors(LlamaConfig const& config);
 
-/// What a folder with such a model has. A tied head's matrix may be there too, or in place of the table. Frequencies of
-/// rotary embeddings, which old files have, are ignored.
+/// What a folder with such a model has. Names may lack the prefix "model.". A tied head's matrix may be there too, or
+/// in place of the table. Frequencies of rotary embeddings, which old files have, are ignored.
 TensorList llama_tensor_list(LlamaConfig const& config);
 
 /// A model whose weights have been found and checked, but not read.
 struct OpenedLlama {
   LlamaConfig config;
   std::shared_ptr<WeightsSource const> weights;
-  std::filesystem::path tokenizer;  ///< the folder of its tokenizer
-  std::int64_t iteration = 0;       ///< of a run of ours: steps that it was trained
+  std::filesystem::path tokenizer;   ///< the folder of its tokenizer
+  std::int64_t iteration = 0;        ///< of a run of ours: steps that it was trained
+  std::filesystem::path original{};  ///< the folder of the model that training began with; empty: it is not there
 
   std::filesystem::path const& path() const { return weights->path(); }
 };

@@ -16,6 +16,12 @@ write_small_model=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../examples/llama" && 
 enter "$llama"
 export OPENBLAS_NUM_THREADS=1
 for seed in 1 2; do "$1/tests/llama_write_folder" random model$seed $seed || fail "write_folder"; done
+# Files beside the weights, and ids of tokens, that training does not change.
+echo '{{ messages }}' >model1/chat_template.jinja
+mkdir model1/additional_chat_templates && echo '{{ tools }}' >model1/additional_chat_templates/tools.jinja
+echo '{"eos_token_id": [2, 1], "temperature": 0.5}' >model1/generation_config.json
+echo 'a licence' >model1/LICENSE
+sed -i 's/"eos_token_id": 2/"eos_token_id": [2, 1], "pad_token_id": 0/' model1/config.json
 for i in $(seq 80); do echo "{\"text\": \"$(seq -s ' ' $((i % 7)) $((i % 7 + i * 5 % 13)))\"}"; done >documents.jsonl
 "$llama" prepare --model=model1 --dataset=d --data=documents.jsonl --val_fraction=0.2 >output 2>&1 || fail "prepare"
 
@@ -89,6 +95,10 @@ done
 bytes() { cat "$1/$(cat "$1/latest")"/*.safetensors | wc -c; }
 check "a checkpoint of adapters is small" test $((4 * $(bytes lora))) -lt "$(bytes full)"
 check "a checkpoint without frozen layers is smaller" test "$(bytes frozen)" -lt $(($(bytes full) * 3 / 4))
+for run in full lora; do
+  check "$run has the model's chat template" cmp model1/chat_template.jinja $run/chat_template.jinja
+  check "$run has the model's settings of generation" cmp model1/generation_config.json $run/generation_config.json
+done
 check "adapters have no weights beside them" test ! -e lora/model.safetensors -a ! -e lora/config.json
 check "the adapters' file is small" test $((4 * $(stat -c %s lora/adapter_model.safetensors))) -lt "$(stat -c %s model1/model.safetensors)"
 
@@ -155,9 +165,21 @@ for kind in full lora; do
   export_to $kind $kind-files --max_shard_gb=0.00004
   check "$kind: several files" test -e $kind-files/model-00002-of-00004.safetensors -a -e $kind-files/model.safetensors.index.json -a \
     ! -e $kind-files/model.safetensors
+  for name in LICENSE chat_template.jinja additional_chat_templates/tools.jinja generation_config.json tokenizer.model; do
+    check "$kind: $name is exported" cmp model1/$name $kind-export/$name
+    check "$kind: $name is exported with a checkpoint" cmp model1/$name $kind-latest/$name
+  done
+  keys() { tr -d ' \n' <"$1/config.json"; }
+  check "$kind: the exported config.json is the model's" test "$(keys $kind-export)" = "$(keys model1)"
   check "$kind: the text of several files" cmp $kind.text <(text --model=$kind-files)
 done
 check "the model of adapters may lie elsewhere" cmp lora.text lora.moved
+check "its files too" cmp model1/LICENSE lora-moved/LICENSE
+# Adapters whose model has a name on a hub: the folder is given.
+cp -r lora hub && rm -r hub/step-* hub/latest && sed -i 's|"model1"|"owner/model"|' hub/adapter_config.json
+check "the model of a name on a hub" cmp lora.text <(text --out_dir=hub --model=model1)
+ends_in_error "$llama" sample --out_dir=hub
+check "a name on a hub" grep -q "'base_model_name_or_path': expected the folder of a model (.*--model.*), got 'owner/model', which is no folder" output
 export_to lora peft --format=peft
 check "the adapters are exported as they are" cmp lora/adapter_model.safetensors peft/adapter_model.safetensors
 check "the adapters' text" cmp lora.text <(text --model=peft)
@@ -174,6 +196,8 @@ check "adapters have their model's memory" grep -q '^32416 parameters' <("$llama
 
 # --- types -----------------------------------------------------------------------------------------------------------------------
 export_to full narrow --dtype=bfloat16
+check "the type of the weights is in config.json" grep -q '"torch_dtype": "bfloat16"' narrow/config.json
+check "the other keys are the model's" grep -q '"pad_token_id": 0' narrow/config.json
 check "bfloat16 takes half" test $((2 * $(stat -c %s narrow/model.safetensors))) -lt $(($(stat -c %s full/model.safetensors) + 4000))
 export_to narrow narrow-again --dtype=bfloat16
 export_to lora peft-narrow --format=peft --dtype=bfloat16

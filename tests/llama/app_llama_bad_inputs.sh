@@ -113,6 +113,12 @@ broken few && sed -i 's/"vocab_size": 264/"vocab_size": 259/' few/config.json
 prepares few "'few/tokenizer.model': expected at most 259 tokens, the model's vocab_size, got 260"
 broken torn && head -c 4000 model/tokenizer.model >torn/tokenizer.model
 prepares torn "'torn/tokenizer.model', *; the file is cut, damaged, or of another kind"
+broken added && echo '{"<|im_start|>": 262}' >added/added_tokens.json
+prepares added "'added/added_tokens.json': <|im_start|>: token '<|im_start|>': expected two characters or more, and id 260, the first that no token has, got 262"
+broken eos && echo '{"eos_token_id": [2, 264]}' >eos/generation_config.json
+refused "'eos/generation_config.json': 'eos_token_id': expected ids from 0 to 263, got [2,264]" sample --model=eos --start=1
+echo '{"repetition_penalty": 1.5}' >eos/generation_config.json
+refused "'eos/generation_config.json': 'repetition_penalty': expected 1.0, the only value that is supported, got 1.5" sample --model=eos --start=1
 # Another piece than a blank, other special tokens, and texts that begin without one.
 broken other-piece && sed -i 's/\xe2\x96\x81/\xe2\x96\x82/' other-piece/tokenizer.model
 broken other-begin && sed -i 's/<s>/<S>/' other-begin/tokenizer.model
@@ -182,6 +188,11 @@ refused "setting 'format': expected huggingface, for 'whole' has no adapters (a 
 refused "setting 'checkpoint': --format=peft exports the adapters in out_dir; expected no checkpoint, got 'latest'" \
   export --out_dir=lora --to=x --format=peft --checkpoint=latest
 refused "setting 'to': 'model' has a file config.json already; *" export --out_dir=whole --to=model
+mkdir readme && echo mine >readme/README.md && cp -r model carded && echo a card >carded/README.md
+refused "setting 'to': 'readme' has a file README.md already; name another folder, or give --overwrite *" export --out_dir=carded --to=readme
+check "a refused export has changed the folder" test "$(cat readme/*)" = mine
+refused "setting 'to': expected a folder other than that of the model that the run began with, got 'model'" \
+  export --out_dir=whole --to=model --overwrite
 refused "setting 'to': expected a folder other than out_dir, got 'whole'" export --out_dir=whole --to=whole
 refused "setting 'model': the run in 'lora/step-2' was trained on other weights than those in 'whole'; *--model=FOLDER" \
   sample --out_dir=lora --checkpoint=latest --model=whole --start=1

@@ -177,6 +177,20 @@ TEST_CASE("a tied head's matrix may be there, alone or equal, and frequencies ar
                                "for config.json says tie_word_embeddings");
 }
 
+TEST_CASE("names without the prefix of LlamaForCausalLM are read", "[llama][weights]") {
+  auto const config = tiny(true);
+  for (auto const largest : {INT64_MAX, few}) {
+    Folder const folder;
+    folder.file("config.json", llama::huggingface_config_text(config, 1, 2, "float32"));
+    auto tensors = llama::llama_tensors(config);
+    for (auto& tensor : tensors) tensor.name = tensor.name.substr(std::string_view("model.").size());
+    WeightsWriter writer({folder.path / "model.safetensors", largest}, entries(tensors, DType::f32));
+    for (auto const& tensor : llama::llama_tensors(config)) writer.write(tensor.name.substr(6), values_of(tensor));
+    writer.finish();
+    check_all(llama::open_folder(folder.path), 2, DType::f32);
+  }
+}
+
 TEST_CASE("several files have an index of all tensors, and none is larger than asked", "[llama][weights]") {
   Folder const folder;
   auto const tensors = llama::llama_tensors(tiny(false));

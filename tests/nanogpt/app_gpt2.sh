@@ -121,7 +121,7 @@ refuses "setting 'to': 'theirs' has a file config.json already; name another fol
 check "a refused command has changed the folder" cmp before <(sums theirs)
 check "a refused command leaves a lock" test -z "$(find theirs data -name '.*' -type f)"
 give --out_dir=out --to=theirs --overwrite
-says "removed from 'theirs', with the model that was there: tokenizer.json, vocab.json, merges.txt"
+says "removed from 'theirs', with the model that was there: vocab.json, merges.txt, tokenizer.json"
 check "files of two models: $(ls theirs)" test "$(ls -A theirs)" = $'config.json\nmodel.safetensors'
 check "another model" cmp hf/model.safetensors theirs/model.safetensors
 refuses "setting 'checkpoint': expected best, latest or the folder of a checkpoint (one with a file checkpoint.json), got 'step-99'. Whole checkpoints in 'out': step-4, step-2. --checkpoint=step-4 loads the newest of them" \

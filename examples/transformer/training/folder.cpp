@@ -47,23 +47,17 @@ bool is_own(fs::path const& folder) {
   }
 }
 
-/// What a run has in its folder, beside its log and its checkpoints.
-constexpr std::array<std::string_view, 16> names_of_a_run{"latest",
-                                                          "best",
-                                                          weights_name,
-                                                          adapters_name,
-                                                          "config.json",
-                                                          meta_name,
-                                                          "vocab.json",
-                                                          "merges.txt",
-                                                          "encoder.json",
-                                                          "vocab.bpe",
-                                                          "model.safetensors.index.json",
-                                                          "adapter_model.safetensors",
-                                                          "adapter_config.json",
-                                                          "tokenizer.json",
-                                                          "tokenizer.model",
-                                                          "tokenizer_config.json"};
+/// Files of a run in its folder, beside files_of_a_model, its log and its checkpoints.
+constexpr std::array<std::string_view, 5> other_names_of_a_run{"latest", "best", adapters_name, "encoder.json",
+                                                               "vocab.bpe"};
+
+/// Names of files that belong to a run in its folder, beside its log and its checkpoints.
+template <class Use>
+void each_name_of_a_run(Use const& use) {
+  for (auto const name : other_names_of_a_run) use(name);
+  for (auto const name : files_of_a_model) use(name);
+}
+
 constexpr std::array<std::string_view, 3> names_of_weights{weights_name, "model.safetensors.index.json",
                                                            "adapter_model.safetensors"};
 
@@ -71,9 +65,9 @@ constexpr std::array<std::string_view, 3> names_of_weights{weights_name, "model.
 bool is_set_aside(fs::path const& folder) {
   std::error_code error;
   if (!fs::is_directory(folder, error)) return false;
-  for (auto const name : names_of_a_run)
-    if (is_there(folder / name)) return true;
-  return !ckpt::CheckpointList(folder).checkpoints.empty();
+  bool found = false;
+  each_name_of_a_run([&](std::string_view name) { found = found || is_there(folder / name); });
+  return found || !ckpt::CheckpointList(folder).checkpoints.empty();
 }
 
 }  // namespace
@@ -172,11 +166,13 @@ void expect_folder_for_export(Settings const& settings) {
           to.string());
   expect_folder_for_models(to, "to");
   for (auto const name : files_of_a_model)
-    if (!settings.overwrite && fs::exists(to / name, error))
-      fsdp::fail<fsdp::ConfigError>(
-          "setting 'to': '{}' has a file {} already; name another folder, or give --overwrite to replace the model "
-          "there",
-          to.string(), name);
+    if (!settings.overwrite && fs::exists(to / name, error)) refuse_existing(to, name);
+}
+
+void refuse_existing(fs::path const& to, std::string_view name) {
+  fsdp::fail<fsdp::ConfigError>(
+      "setting 'to': '{}' has a file {} already; name another folder, or give --overwrite to replace the model there",
+      to.string(), name);
 }
 
 std::optional<RunState> find_run(fs::path const& out_dir) {
@@ -222,8 +218,9 @@ void set_run_aside(fs::path const& out_dir) {
   ckpt::remove_folder(out_dir / removed_name);  // of a process that was killed
   std::vector<std::string> names;
   std::error_code error;
-  for (auto const name : names_of_a_run)
+  each_name_of_a_run([&](std::string_view name) {
     if (fs::is_regular_file(out_dir / name, error)) names.emplace_back(name);
+  });
   for (auto const& entry : fs::directory_iterator(out_dir, error))
     if (is_part_of_weights(entry.path().filename().string())) names.push_back(entry.path().filename().string());
   for (auto const& checkpoint : ckpt::CheckpointList(out_dir).checkpoints) names.push_back(checkpoint.text());

@@ -2,6 +2,7 @@
 // The folder of a run: whether a run may write there, which run it holds, and how a new one replaces it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <optional>
@@ -16,18 +17,21 @@ namespace transformer {
 inline constexpr std::string_view weights_name = "model.safetensors";
 inline constexpr std::string_view adapters_name = "adapters.safetensors";
 
-/// Names of files in a model's folder, whichever program wrote it.
-inline constexpr std::array<std::string_view, 11> files_of_a_model{"config.json",
-                                                                   "model.safetensors",
-                                                                   "model.safetensors.index.json",
-                                                                   "pytorch_model.bin",
-                                                                   "model.bin",
-                                                                   "tokenizer.json",
-                                                                   "vocab.json",
-                                                                   "merges.txt",
-                                                                   "meta.json",
-                                                                   "adapter_model.safetensors",
-                                                                   "adapter_config.json"};
+/// Names of files in a HuggingFace folder by which programs use a model, beside its config.json and its weights: those
+/// of tokenizers, and of chats and generation.
+inline constexpr std::array files_of_use = std::to_array<std::string_view>(
+    {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json",
+     "chat_template.jinja", "chat_template.json", "generation_config.json"});
+
+/// Names of files in a model's folder, whichever program wrote it. files_of_use come last.
+inline constexpr std::array files_of_a_model = [] {
+  constexpr auto others = std::to_array<std::string_view>(
+      {"config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "model.bin",
+       "vocab.json", "merges.txt", "meta.json", "adapter_model.safetensors", "adapter_config.json"});
+  std::array<std::string_view, others.size() + files_of_use.size()> all;
+  std::copy(files_of_use.begin(), files_of_use.end(), std::copy(others.begin(), others.end(), all.begin()));
+  return all;
+}();
 
 /// Whether a file is one of several with a model's weights: model-00001-of-00003.safetensors.
 bool is_part_of_weights(std::string_view name);
@@ -74,6 +78,8 @@ void expect_folder_for_runs(std::filesystem::path const& out_dir);
 /// Checks `to` before an export: neither a run nor a data set is there, nor, without `overwrite`, a model.
 /// @throws fsdp::ConfigError naming the folder and what is there
 void expect_folder_for_export(Settings const& settings);
+/// Says that an export would replace a file. @throws fsdp::ConfigError
+[[noreturn]] void refuse_existing(std::filesystem::path const& to, std::string_view name);
 
 /// The run that `out_dir`/latest names; without that file, of the only checkpoint there. @return nullopt if there is
 /// none

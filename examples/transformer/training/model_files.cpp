@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transformer/training/model_files.hpp"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include "fsdp/checkpoint/files.hpp"
+#include "transformer/training/folder.hpp"
+
+namespace transformer {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::array endings_of_weights =
+    std::to_array<std::string_view>({".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml",
+                                     ".h5", ".msgpack", ".onnx", ".onnx_data", ".npz", ".tflite", ".tmp"});
+constexpr std::string_view chat_templates = "additional_chat_templates";
+
+bool is_file(fs::path const& path) {
+  std::error_code error;
+  return fs::is_regular_file(path, error);
+}
+
+bool goes_with_model(std::string const& name) {
+  bool const has_ending = std::any_of(endings_of_weights.begin(), endings_of_weights.end(),
+                                      [&](auto const& ending) { return name.ends_with(ending); });
+  return !has_ending && !name.starts_with('.') && name != "config.json" && name != "adapter_config.json";
+}
+
+/// Adds the files of `folder` / `below` that go with the model.
+void add_files(fs::path const& folder, fs::path const& below, std::vector<fs::path>& files) {
+  std::error_code error;
+  for (auto const& entry : fs::directory_iterator(folder / below, error))
+    if (auto const name = entry.path().filename(); is_file(entry.path()) && goes_with_model(name.string()))
+      files.push_back(below / name);
+}
+
+}  // namespace
+
+std::vector<fs::path> files_of_use_in(fs::path const& folder) {
+  std::vector<fs::path> files;
+  if (folder.empty()) return files;
+  for (auto const name : files_of_use)
+    if (is_file(folder / name)) files.emplace_back(name);
+  std::error_code error;
+  if (fs::is_directory(folder / chat_templates, error)) add_files(folder, chat_templates, files);
+  return files;
+}
+
+std::vector<fs::path> files_beside_weights(fs::path const& folder) {
+  if (folder.empty()) return {};
+  std::error_code error;
+  for (auto const* const name : {"latest", "log.jsonl", "train.bin"})
+    if (fs::exists(folder / name, error)) return files_of_use_in(folder);
+  std::vector<fs::path> files;
+  add_files(folder, {}, files);
+  if (fs::is_directory(folder / chat_templates, error)) add_files(folder, chat_templates, files);
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+void copy_files(fs::path const& from, std::vector<fs::path> const& files, fs::path const& to) {
+  std::error_code error;
+  if (fs::equivalent(from, to, error)) return;
+  for (auto const& file : files) {
+    fsdp::checkpoint::make_folders((to / file).parent_path());
+    fsdp::checkpoint::replace_text_file(to / file, fsdp::checkpoint::read_text_file(from / file));
+  }
+}
+
+}  // namespace transformer

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// The files of a HuggingFace folder beside the weights, which go with the model into other folders.
+#pragma once
+
+#include <filesystem>
+#include <vector>
+
+namespace transformer {
+
+/// The files of a folder but config.json, adapter_config.json, weights of any format, hidden files, and those of a run:
+/// paths relative to the folder, sorted; none if the folder's path is empty. Of its folders only
+/// additional_chat_templates is looked into. Where the folder is a run's out_dir, only files_of_use belong to the
+/// model.
+std::vector<std::filesystem::path> files_beside_weights(std::filesystem::path const& folder);
+
+/// The files_of_use that are in a folder; none if its path is empty.
+std::vector<std::filesystem::path> files_of_use_in(std::filesystem::path const& folder);
+
+/// Copies files from one folder into another, which may be the same one. Each is replaced as a whole.
+/// @param files  relative to both folders
+/// @throws fsdp::Error if one cannot be read or written
+void copy_files(std::filesystem::path const& from, std::vector<std::filesystem::path> const& files,
+                std::filesystem::path const& to);
+
+}  // namespace transformer
