@@ -84,19 +84,17 @@ int run_export(Settings const& settings) {
         "setting 'format': expected huggingface, for '{}' has no adapters (a file {}); got peft", model.path().string(),
         adapter_config_name);
   auto const tokenizer = has_tokenizer(model.tokenizer) ? open_tokenizer(model) : nullptr;
-  // Files of the folder with the tokenizer replace those of the original model.
-  auto const originals = peft ? std::vector<fs::path>() : files_beside_weights(model.original);
+  auto originals = peft ? std::vector<fs::path>() : files_beside_weights(model.original);
   auto const others = peft ? files_beside_weights(out_dir) : std::vector<fs::path>();
   auto const of_tokenizer = files_of_use_in(model.tokenizer);
+  if (model.tokenizer != model.original)  // a part of another tokenizer would be read with it
+    for (auto const& file : tokenizer_files(model.original)) std::erase(originals, file.filename());
   std::error_code error;
   if (fs::equivalent(to, model.original, error))
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'to': expected a folder other than that of the model that the run began with, "
-        "got '{}'",
-        to.string());
-  for (auto const* const files : {&originals, &others})
-    for (auto const& file : *files)
-      if (!settings.overwrite && fs::exists(to / file, error)) refuse_existing(to, file.string());
+        "setting 'to': expected a folder other than that of the model that the run began with, got '{}'", to.string());
+  for (auto const& file : peft ? others : originals)
+    if (!settings.overwrite && fs::exists(to / file, error)) refuse_existing(to, file.string());
   fsdp::checkpoint::make_folders(to);
   remove_on_signals();
   for (auto const name : files_of_a_model) fs::remove(to / name, error);
