@@ -21,7 +21,7 @@
 #include "fsdp/checkpoint/files.hpp"
 #include "fsdp/error.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 namespace detail {
 
@@ -176,4 +176,4 @@ class FileLock {
   std::filesystem::path held_;  ///< the file that stands for the lock where there is no flock(); empty: none
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

@@ -17,7 +17,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/tensor.hpp"
 
-namespace fsdp::checkpoint {
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 namespace detail {
 
@@ -80,4 +80,4 @@ std::string find_not_finite(E& engine, O& optimizer) {
   return comm::consult(engine.world(), found, "state that is not finite", comm::first_text);
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint
