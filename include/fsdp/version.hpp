@@ -16,7 +16,7 @@
 #define FSDP_REFUSED
 #endif
 #ifdef FSDP_REFUSED  // a file that does not exist ends the compilation, where thousands of errors would follow
-#include "fsdp/the_error_above_says_why"
+#include <fsdp/the_error_above_says_why>
 #endif
 
 #define FSDP_VERSION_MAJOR 0

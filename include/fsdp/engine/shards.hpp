@@ -96,8 +96,7 @@ class Shards {
   /// Before the engine is sealed: sealing calls `f(tensor, first, out)` for each part of the unit's tensors that this
   /// rank keeps, in the place of TensorOptions::init, and destroys f when all ranks have sealed. If it throws, no rank
   /// has sealed the engine: sealing again calls all functions again, from the first part on. f must not communicate,
-  /// nor add to the engine, nor seal it. Ranks that keep the same part must be given the same values, and compare a hash
-  /// of them when the engine is sealed. Tensors that are declared with init::given(hash) are compared on all ranks.
+  /// nor add to the engine, nor seal it. Replicas of a part compare a hash of the values that they were given.
   /// @param f  any type that can be moved, called as f(TensorInfo const&, std::int64_t first, std::span<float>); it
   ///           stores elements [first, first + size) of the tensor. They are rounded to nearest even where shards are
   ///           narrower
@@ -109,8 +108,7 @@ class Shards {
     engine_->core_.expect_unsealed(formatted("unit '{}' was given initial values", unit.name()), "give them");
     (*this)[unit.index()].initial = detail::Owned<detail::InitialValues>(new detail::InitialValuesOf<F>(std::move(f)));
   }
-  /// Before the engine is sealed too: the parts of the unit's tensors that this rank will keep, if no more tensors are
-  /// added to the unit. Values outside them are not asked for.
+  /// Before sealing too: the parts of the unit's tensors that this rank will keep, if none is added to the unit.
   std::vector<Segment> kept(Unit const& unit) const {
     expect_of_engine(unit);
     return unit.kept(engine_->placement());
@@ -212,7 +210,7 @@ class Shards {
     gate().begin_updates();
     if (auto const& offload = engine_->core_.offload; offload) offload->begin_step();
   }
-  /// Compute waits until the unit's masters can be read: only if they are offloaded.
+  /// Compute waits for the unit's masters, if they are offloaded.
   void order_read(Unit const& unit) const {
     if (auto const& offload = engine_->core_.offload; offload) offload->order_read(unit.index());
   }
@@ -224,9 +222,8 @@ class Shards {
   auto& core() const { return engine_->core_; }
   /// The number of a use in the declared order. @throws UsageError if there is no such use, or it is another engine's
   std::size_t index_of(UseId use) const { return engine_->index_of(use); }
-  /// @param given  a GradNorm, of this engine's gradients or of none
-  /// @param what   the function that takes the norm, for the message
-  /// @throws UsageError
+  /// @param given  a GradNorm
+  /// @throws UsageError, on behalf of `what`, if the norm is of another engine's gradients
   template <class Norm>
   void expect_own(std::string_view what, Norm const& given) const {
     FSDP_EXPECTS(given.engine() == nullptr || given.engine() == engine_,
