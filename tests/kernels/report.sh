@@ -107,7 +107,7 @@ for ptx in "${modules[@]}"; do
       printf "%s\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", architecture, registers, shared, stack, out, back, l == "" ? "-" : l, s == "" ? "-" : s, name
       name = ""
     }' "$ptx" "$ptx.log"
-done | c++filt -p | sed -E 's/fsdp::cuda::detail::run_kernel<(.*)>(\(.*)?$/\1/; s/ *$//
+done | c++filt -p | sed -E 's/\bfsdp::v[0-9_]+::/fsdp::/g; s/fsdp::cuda::detail::run_kernel<(.*)>(\(.*)?$/\1/; s/ *$//
   s/\((int|bool|fsdp::NormKind)\)//g; s/(nanogpt|transformer|fsdp|kernels|pairwise|detail)::(detail::)?//g' |
   sort -u | sort -t $'\t' -k 9,9 -k 1,1 >"$work/table"
 

@@ -10,6 +10,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "benchmarks/step/classes.hpp"
 #include "fsdp/host/device.hpp"
@@ -71,7 +72,9 @@ std::set<std::string> unfiled(emulated::Launched const& launched) {
     std::unique_ptr<char, decltype(&std::free)> const text(
         abi::__cxa_demangle(kernel.name(), nullptr, nullptr, nullptr), &std::free);
     REQUIRE(text != nullptr);
-    std::string const name = text.get();
+    std::string name = text.get();
+    constexpr std::string_view version = FSDP_QUOTED(FSDP_VERSION_NAMESPACE) "::";
+    for (auto at = name.find(version); at != name.npos; at = name.find(version)) name.erase(at, version.size());
     bool const attends = name.find("flash") != name.npos || name.find("Softmax") != name.npos;
     CAPTURE(name);
     if (attends) CHECK(bench::class_of(name) == bench::KernelClass::attention);
