@@ -77,11 +77,12 @@ constexpr KernelClass class_of(std::string_view kernel) {
       {"NormCombine", optimizer},
       {"NormDigits", optimizer},
       {"ClipFactor", optimizer},
+      {"CountSkipped", optimizer},
       {"SumFew", collectives},
       {"SumMany", collectives},
-      {"fsdp::kernels::detail::Cast", casts},
-      {"fsdp::kernels::detail::Accumulate", casts},
-      {"fsdp::kernels::detail::Add", casts}};
+      {"::kernels::detail::Cast", casts},
+      {"::kernels::detail::Accumulate", casts},
+      {"::kernels::detail::Add", casts}};
   for (auto const& row : rows)
     if (kernel.find(row.word) != std::string_view::npos) return row.of;
   return other;
