@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // nanogpt's launcher, without MPI and GPUs: who started a process, how its ranks come about, which GPU it takes.
 // skip-sanitizers
+// links: transformer_data
 #include "transformer/launch/environment.cpp"  // NOLINT: tests what the program is made of
 
 #include <fmt/format.h>
