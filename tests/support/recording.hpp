@@ -106,10 +106,11 @@ inline void accesses_of(Accesses& a, kernels::detail::ClipFactor, double const* 
   a.write(out, 1);
 }
 inline void accesses_of(Accesses& a, kernels::detail::BeginStep, OptimizerStep* step, float, float, float,
-                        ClipScalars* clip, bool) {
+                        ClipScalars const* clip) {
   a.read_and_write(step, 1);
-  a.read_and_write(clip, 1);
+  a.read(clip, 1);
 }
+inline void accesses_of(Accesses& a, kernels::detail::CountSkipped, ClipScalars* step) { a.read_and_write(step, 1); }
 /// The chunks lie in host memory and are written before the first step.
 template <bool Stochastic, class P>
 void accesses_of(Accesses& a, kernels::detail::Sgd<Stochastic>, std::int64_t chunk_count, OptimizerChunk const* chunks,
