@@ -228,7 +228,7 @@ TEST_CASE("ranks that update or swap averages differently get an error") {
       });
     });
   };
-  CHECK(has(run([](auto& ema, bool other) { ema.update(other ? 0.25f : 0.5f); }), "Ema::update 0.25"));
+  CHECK(has(run([](auto& ema, bool other) { ema.update(other ? 0.25f : 0.5f); }), "Ema::update with decay 0.25"));
   CHECK(has(run([](auto& ema, bool other) {
               if (other) auto const on = ema.swap();
             }),
