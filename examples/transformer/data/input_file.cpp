@@ -86,8 +86,7 @@ constexpr std::string_view as_text_advice = "to train on it as one text, put it 
   bool const is_array = first == '[';
   fsdp::fail<fsdp::ConfigError>(
       "data: '{}' begins with '{}', as JSON does, and {}: expected text, or one JSON object in each line. jq writes "
-      "the "
-      "{} so, as in: jq -c {} FILE | {} prepare --data=- ...; {}",
+      "the {} so, as in: jq -c {} FILE | {} prepare --data=- ...; {}",
       name, first,
       is_array ? std::string("an array is no document") : "its first line is not a JSON object (" + why + ")",
       is_array ? "elements of an array" : "objects", is_array ? "'.[]'" : ".", program_name, as_text_advice);
