@@ -98,6 +98,25 @@ TEST_CASE("replicas that are given other initial values are refused, and may be 
   CHECK(sealed({1, 2, 3, 4}, fsdp::FullShard{}) == "");
 }
 
+TEST_CASE("a rank that keeps no part of what callers give is no replica that differs") {
+  CHECK(message_of(4, [](Comm comm) {  // five elements lie on the first rank alone
+          fsdp::Mesh mesh(std::move(comm));
+          Engine engine(mesh, fsdp::FullShard{});
+          engine.shard(Ramp<>{}, "given");
+          engine.shard(Ramp<>{}, "replicated", fsdp::NoShard{});
+          auto const shards = engine.shards();
+          shards.set_initial_values(shards[std::size_t{0}],
+                                    [](fsdp::TensorInfo const&, std::int64_t, std::span<float> out) {
+                                      for (auto& each : out) each = 2.0f;
+                                    });
+          engine.seal();
+          fsdp::import_shard(engine, [](fsdp::TensorInfo const& tensor, std::int64_t, std::span<float> out) {
+            for (auto& each : out) each = 3.0f;
+            return tensor.name == "given.w";
+          });
+        }) == "");
+}
+
 TEST_CASE("after replicas were given different values, all is refused until they are given the same") {
   std::vector<std::string> refused(2);
   auto const message = message_of(2, [&](Comm comm) {

@@ -56,10 +56,11 @@ class WrittenValues {
 template <class UnitAt>
 [[gnu::cold]] std::string differing_replicas(std::vector<std::string> const& texts, std::size_t units,
                                              UnitAt const& unit_at, std::string_view what) {
-  constexpr std::size_t digits = 16;  // of a hash
+  constexpr std::string_view nothing = "0000000000000000";  // the hash of a rank that has written nothing
+  constexpr std::size_t digits = nothing.size();
   auto const hash = [&](std::size_t rank, std::size_t unit) {
     std::string_view const text = texts[rank];
-    return text.substr(std::min(unit * digits, text.size()), digits);
+    return text.empty() ? nothing : text.substr(unit * digits, digits);
   };
   for (std::size_t unit = 0; unit < units; ++unit)
     for (std::size_t rank = 0; rank < texts.size(); ++rank) {
