@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the library itself costs: microseconds per unit and pass when kernels do nothing, on 1 and 2 ranks (threads).
+// The library's own costs: microseconds per unit and pass when kernels do nothing, on 1 and 2 ranks (threads); and
+// microseconds per module to declare, seal, train, export and save engines of many modules.
 //
-// usage: bench_overhead [--units=4,16,64] [--ranks=1,2] [--steps=400]
+// usage: bench_overhead [--units=4,16,64] [--modules=250,1000,5000] [--ranks=1,2] [--steps=400]
 //
 // inline: compute runs on the calling thread, as in a trainer that calls its own kernels there. streams: compute is a
 // stream with a worker. With one rank, fp32 parameters are used where they are; bf16 ones are cast on the gather
 // stream. "host" is what the calling thread spends in the phase; "done" adds the wait until every stream has run dry,
-// so it is what the phase takes on its own. Medians over the steps, of rank 0.
+// so it is what the phase takes on its own. Medians over the steps, of rank 0. The second table has medians over five
+// engines; each module is a unit of its own.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,12 +19,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "fsdp/checkpoint/full_state.hpp"
+#include "fsdp/checkpoint/save.hpp"
 #include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
@@ -106,6 +111,59 @@ Figures measure(Comm comm, std::size_t units, int steps, bool inline_compute) {
   return figures;
 }
 
+enum Stage : std::size_t { declare, seal, step, exports, save, stages };
+constexpr int engines = 5;
+
+/// Adds to `costs` the microseconds per module of each stage of one engine.
+void measure_growth(Comm comm, std::size_t modules, std::filesystem::path const& folder,
+                    std::array<std::vector<double>, stages>& costs) {
+  fsdp::Mesh<Comm> mesh(std::move(comm));
+  fsdp::Engine engine(mesh, fsdp::FullShard{});
+  auto const timed = [&](Stage stage, auto const& body) {
+    auto const begin = Clock::now();
+    body();
+    std::chrono::duration<double, std::micro> const taken = Clock::now() - begin;
+    costs[stage].push_back(taken.count() / static_cast<double>(modules));
+  };
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < modules; ++i) names.push_back(fmt::format("experts.{}", i));
+  using Module = decltype(engine.shard(Empty{}, names[0]));
+  std::vector<Module> list;
+  list.reserve(modules);
+  timed(declare, [&] {
+    for (auto const& name : names) list.push_back(engine.shard(Empty{}, name));
+  });
+  timed(seal, [&] { engine.seal(); });
+  fsdp::AdamW adamw(engine);
+  auto const train = [&] {
+    for (auto& module : list) module.forward();
+    for (std::size_t i = modules; i-- > 0;) list[i].backward();
+    adamw.step(fsdp::clip_grad_norm(engine, 1.0f));
+    engine.synchronize();
+  };
+  train();  // takes memory
+  timed(step, train);
+  timed(exports, [&] { fsdp::export_full(engine, [](auto const&...) {}); });
+  timed(save, [&] { fsdp::save(engine, adamw, folder); });
+}
+
+void print_growth(int ranks, std::size_t modules) {
+  auto const folder = std::filesystem::temp_directory_path() /
+                      fmt::format("bench_overhead_{}", Clock::now().time_since_epoch().count());
+  std::array<std::vector<double>, stages> costs;
+  for (int i = 0; i < engines; ++i)
+    fsdp::local::run(ranks, fsdp::host::Device{}, [&](Comm comm) {
+      std::array<std::vector<double>, stages> others;
+      bool const first = comm.rank() == 0;
+      measure_growth(std::move(comm), modules, folder, first ? costs : others);
+    });
+  std::filesystem::remove_all(folder);
+  fmt::print("{:>5} {:>7}", ranks, modules);
+  for (auto& cost : costs) fmt::print(" {:>9.2f}", median(std::move(cost)));
+  fmt::print("\n");
+  std::fflush(stdout);
+}
+
 std::vector<int> numbers(std::string_view text) {
   std::vector<int> found;
   while (!text.empty()) {
@@ -122,7 +180,7 @@ std::vector<int> numbers(std::string_view text) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::vector<int> units{4, 16, 64}, ranks{1, 2}, steps{400};
+  std::vector<int> units{4, 16, 64}, modules{250, 1000, 5000}, ranks{1, 2}, steps{400};
   for (int i = 1; i < argc; ++i) {
     std::string_view const argument = argv[i];
     auto const takes = [&](std::string_view option, std::vector<int>& list) {
@@ -130,8 +188,10 @@ int main(int argc, char** argv) {
       list = numbers(argument.substr(option.size()));
       return !list.empty();
     };
-    if (takes("--units=", units) || takes("--ranks=", ranks) || takes("--steps=", steps)) continue;
-    fmt::print(stderr, "usage: {} [--units=4,16,64] [--ranks=1,2] [--steps=400]\n", argv[0]);
+    if (takes("--units=", units) || takes("--modules=", modules) || takes("--ranks=", ranks) ||
+        takes("--steps=", steps))
+      continue;
+    fmt::print(stderr, "usage: {} [--units=4,16,64] [--modules=250,1000,5000] [--ranks=1,2] [--steps=400]\n", argv[0]);
     return 2;
   }
   fmt::print("microseconds per unit; {} steps, median\n", steps[0]);
@@ -158,5 +218,10 @@ int main(int argc, char** argv) {
       }
     }
   }
+  fmt::print("\nmicroseconds per module; {} engines, median\n", engines);
+  fmt::print("{:>5} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9}\n", "ranks", "modules", "declare", "seal", "step", "export",
+             "save");
+  for (auto const n : ranks)
+    for (auto const count : modules) print_growth(n, static_cast<std::size_t>(count));
   return EXIT_SUCCESS;
 }

@@ -12,6 +12,7 @@
 #include "fsdp/algorithm.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/init.hpp"
+#include "fsdp/name_table.hpp"
 #include "fsdp/strategy.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
@@ -113,29 +114,22 @@ class FlatLayout {
       FSDP_EXPECTS(!__builtin_mul_overflow(tensor.numel, extent, &tensor.numel) && tensor.numel <= largest_numel,
                    "tensor '{}': shape ({}) has too many elements", tensor.name, listed(tensor.shape));
     }
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      if (tensors_[i].name != tensor.name) continue;
-      FSDP_EXPECTS(tensors_[i].shape == tensor.shape,
-                   "modules that share tensor '{}' declare it with shape ({}) and with shape ({})", tensor.name,
-                   listed(tensors_[i].shape), listed(tensor.shape));
-      FSDP_EXPECTS(tensors_[i].decay == tensor.decay,
-                   "modules that share tensor '{}' declare it both with and without weight decay", tensor.name);
-      FSDP_EXPECTS(tensors_[i].init == tensor.init,
-                   "modules that share tensor '{}' declare it with init {} and with init {}", tensor.name,
-                   to_text(tensors_[i].init), to_text(tensor.init));
-      FSDP_EXPECTS(tensors_[i].tag == tensor.tag,
-                   "modules that share tensor '{}' declare it with tag {} and with tag {}", tensor.name,
-                   tensors_[i].tag, tensor.tag);
-      return i;
+    auto const known = names_.find(tensor.name, [&](std::size_t i) { return tensors_[i].name == tensor.name; });
+    if (known != detail::NameTable::none) {
+      expect_same(tensors_[known], tensor);
+      return known;
     }
     tensor.offset = tensors_.empty() ? 0 : align_up(tensors_.back().range().end, layout_alignment);
+    names_.reserve();
     tensors_.push_back(std::move(tensor));
+    names_.add(tensors_.back().name);
     numel_ += tensors_.back().numel;
     return tensors_.size() - 1;
   }
 
   /// Forgets all but the first `count` tensors.
   [[gnu::cold]] void truncate(std::size_t count) noexcept {
+    names_.truncate(count);
     for (; tensors_.size() > count; tensors_.pop_back()) numel_ -= tensors_.back().numel;
   }
 
@@ -176,7 +170,21 @@ class FlatLayout {
   }
 
  private:
+  /// @throws UsageError if two declarations of a tensor differ
+  [[gnu::cold]] static void expect_same(TensorInfo const& first, TensorInfo const& again) {
+    FSDP_EXPECTS(again.shape == first.shape,
+                 "modules that share tensor '{}' declare it with shape ({}) and with shape ({})", first.name,
+                 listed(first.shape), listed(again.shape));
+    FSDP_EXPECTS(again.decay == first.decay,
+                 "modules that share tensor '{}' declare it both with and without weight decay", first.name);
+    FSDP_EXPECTS(again.init == first.init, "modules that share tensor '{}' declare it with init {} and with init {}",
+                 first.name, to_text(first.init), to_text(again.init));
+    FSDP_EXPECTS(again.tag == first.tag, "modules that share tensor '{}' declare it with tag {} and with tag {}",
+                 first.name, first.tag, again.tag);
+  }
+
   std::vector<TensorInfo> tensors_;
+  detail::NameTable names_;  ///< of tensors_
   std::int64_t numel_ = 0;
   std::int64_t padded_ = 0;
 };

@@ -140,10 +140,11 @@ class Declaration : public DeclaredUnits<P> {
     if (first > last) wrong = "ends before it begins; name its first module first";
     for (auto use = first; use <= last && wrong.empty(); ++use) {
       if (schedule_.segment(use) != Schedule::none) wrong = "overlaps another one: " + quoted(use) + " is in both";
-      for (std::size_t other = 0; other < schedule_.size(); ++other)
-        if (schedule_.unit(other) == schedule_.unit(use) && (other < first || last < other))
-          wrong = "contains " + quoted(use) + ", but not " + quoted(other) + ", which uses the same unit '" +
-                  units_[schedule_.unit(use)]->name() + "'; leave both out";
+      auto other = schedule_.last_use(schedule_.unit(use));
+      while (other != Schedule::none && first <= other && other <= last) other = schedule_.previous_use(other);
+      if (other != Schedule::none)
+        wrong = "contains " + quoted(use) + ", but not " + quoted(other) + ", which uses the same unit '" +
+                units_[schedule_.unit(use)]->name() + "'; leave both out";
     }
     FSDP_EXPECTS(wrong.empty(), "rank {}: the segment '{}' to '{}' {}", where_.rank, schedule_.module_name(first),
                  schedule_.module_name(last), wrong);

@@ -10,10 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/engine/flat_param.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/layout.hpp"
+#include "fsdp/name_table.hpp"
 #include "fsdp/owned.hpp"
 #include "fsdp/placement.hpp"
 #include "fsdp/strategy.hpp"
@@ -66,6 +68,7 @@ class DeclaredUnits {
     auto& unit = this->unit(id.index, number);
     auto const& name = tensor.name;
     std::size_t index = 0;
+    auto const before = unit.layout().tensors().size();
     try {
       index = unit.layout().add(
           {name, std::move(tensor.shape), 0, 0, tensor.options.decay, tensor.options.init, tensor.options.tag});
@@ -75,21 +78,27 @@ class DeclaredUnits {
     unit.sets_gradients = unit.sets_gradients && tensor.sets_gradient;
     unit.skips_gradients = unit.skips_gradients && tensor.skips_gradient;
     auto const place = tensor_place(number, index);
-    for (auto const& earlier : named)
-      FSDP_EXPECTS(earlier != place,
-                   "rank {}: a module names its tensor '{}' twice: each tensor needs its own name, and a tensor that "
-                   "is used in two places is named once",
-                   where_.rank, name);
+    if (index == before) {  // a new one
+      tensor_names_.reserve();
+      tensors_.push_back(tensor_place(unit.index(), index));
+      tensor_names_.add(name);
+    } else {
+      for (auto const& earlier : named)
+        FSDP_EXPECTS(earlier != place,
+                     "rank {}: a module names its tensor '{}' twice: each tensor needs its own name, and a tensor that "
+                     "is used in two places is named once",
+                     where_.rank, name);
+    }
     named.push_back(place);
   }
   /// A module has named tensors, of the unit and of those beside it.
   /// @throws UsageError if another unit has one of them
   [[gnu::cold]] void end_module(UnitId id, std::vector<TensorPlace> const& tensors) {
-    for (auto const& other : units_)
-      for (auto const& unit : units_)
-        if (unit->first == id.index && other->index() != unit->index()) expect_own_names(*other, *unit);
-    for (auto const place : tensors)
-      named_.push_back(tensor_place(unit(id.index, unit_number(place)).index(), tensor_index(place)));
+    for (auto const place : tensors) {
+      auto const& unit = this->unit(id.index, unit_number(place));
+      expect_own_name(unit, unit.layout().tensors()[tensor_index(place)].name);
+      named_.push_back(tensor_place(unit.index(), tensor_index(place)));
+    }
     ends_.push_back(named_.size());
   }
 
@@ -117,12 +126,12 @@ class DeclaredUnits {
   std::vector<std::size_t> named_;  ///< use by use: tensor_place(unit, tensor) of its module's tensors
   std::vector<std::size_t> ends_;   ///< by use: where its tensors end there
 
-  /// What restore() goes back to: the number of units, named tensors and uses; then of each unit that a module is added
-  /// to, and of those beside it, its index, tensors, promises, and units beside it.
+  /// What restore() goes back to: the number of units, named tensors, uses and tensors; then of each unit that a module
+  /// is added to, and of those beside it, its index, tensors, promises, and units beside it.
   using Mark = std::vector<std::size_t>;
   /// @param to  the unit that a module is about to be added to, if that is there already
   [[gnu::cold]] Mark mark(UnitId to) const {
-    Mark now{units_.size(), named_.size(), ends_.size()};
+    Mark now{units_.size(), named_.size(), ends_.size(), tensors_.size()};
     if (to.index >= units_.size()) return now;
     auto const add = [&](std::size_t index) {
       auto const& unit = *units_[index];
@@ -135,10 +144,13 @@ class DeclaredUnits {
   }
   /// Modules could not be added: forgets what of them is there.
   [[gnu::cold]] void restore(Mark const& to) noexcept {
+    tensor_names_.truncate(to[3]);
+    while (tensors_.size() > to[3]) tensors_.pop_back();
+    unit_names_.truncate(to[0]);
     while (units_.size() > to[0]) units_.pop_back();
     while (named_.size() > to[1]) named_.pop_back();
     while (ends_.size() > to[2]) ends_.pop_back();
-    for (std::size_t at = 3; at < to.size(); at += 4) {
+    for (std::size_t at = 4; at < to.size(); at += 4) {
       auto& unit = *units_[to[at]];
       unit.layout().truncate(to[at + 1]);
       unit.sets_gradients = to[at + 2] % 2 != 0;
@@ -156,10 +168,12 @@ class DeclaredUnits {
           "rank {}: unit '{}' has strategy {}, and its engine {}: a unit must shard over the same ranks as its engine, "
           "or not at all",
           where_.rank, unit_name, described(strategy), described(strategy_));
-    for (auto const& unit : units_)
-      FSDP_EXPECTS(unit->name() != unit_name,
-                   "rank {}: the engine already has a unit '{}'; give each unit its own name", where_.rank, unit_name);
+    FSDP_EXPECTS(
+        unit_names_.find(unit_name, [&](std::size_t i) { return units_[i]->name() == unit_name; }) == NameTable::none,
+        "rank {}: the engine already has a unit '{}'; give each unit its own name", where_.rank, unit_name);
+    unit_names_.reserve();
     units_.push_back(Owned<Unit>(new Unit(units_.size(), std::string(unit_name), strategy)));
+    unit_names_.add(unit_name);
     return {units_.size() - 1};
   }
 
@@ -195,26 +209,28 @@ class DeclaredUnits {
     units_[id.index]->beside.push_back(added);
     return units_[id.index]->beside.size();
   }
-  [[gnu::cold]] void expect_own_names(Unit const& other, Unit const& unit) const {
-    auto const* const shared = first_shared_name(other.layout(), unit.layout());
-    if (shared == nullptr) return;
+  /// @throws UsageError if another unit than `unit` has a tensor of this name
+  [[gnu::cold]] void expect_own_name(Unit const& unit, std::string const& name) const {
+    auto const found = tensor_names_.find(name, [&](std::size_t i) {
+      auto const other = unit_number(tensors_[i]);
+      return other != unit.index() && units_[other]->layout().tensors()[tensor_index(tensors_[i])].name == name;
+    });
+    if (found == NameTable::none) return;
+    auto const& other = *units_[unit_number(tensors_[found])];
     FSDP_EXPECTS(other.first != unit.first,
                  "rank {}: tensor '{}' is in unit '{}' and in unit '{}': modules that share a tensor declare it with "
                  "the same TensorOptions::frozen and strategy, and both or none of them in fsdp::in_fp32",
-                 where_.rank, *shared, other.name(), unit.name());
+                 where_.rank, name, units_[std::min(unit.index(), other.index())]->name(),
+                 units_[std::max(unit.index(), other.index())]->name());
     fail<UsageError>(
         "rank {}: units '{}' and '{}' both have a tensor '{}'; tensors are saved by name: give them "
         "different names, or put modules that share a tensor into one unit",
-        where_.rank, other.name(), unit.name(), *shared);
+        where_.rank, other.name(), unit.name(), name);
   }
 
-  /// A name that tensors of both have, or nullptr.
-  static std::string const* first_shared_name(FlatLayout const& one, FlatLayout const& other) {
-    for (auto const& tensor : other.tensors())
-      for (auto const& earlier : one.tensors())
-        if (tensor.name == earlier.name) return &tensor.name;
-    return nullptr;
-  }
+  NameTable unit_names_;              ///< of units_
+  std::vector<std::size_t> tensors_;  ///< tensor_place(unit, tensor) of all tensors, in the order of their declaration
+  NameTable tensor_names_;            ///< of tensors_
 };
 
 }  // namespace detail

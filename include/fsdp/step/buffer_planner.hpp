@@ -98,9 +98,8 @@ class BufferPlanner : protected UnitPlanner {
   }
   /// No use after this one, in a backward pass that ends with the use `end`, is of the same units.
   bool is_last_in_backward(std::size_t use, std::size_t end) const {
-    for (auto earlier = end; earlier < use; ++earlier)
-      if (order().unit(earlier) == order().unit(use)) return false;
-    return true;
+    auto const earlier = order().previous_use(use);
+    return earlier == UseOrder::none || earlier < end;
   }
   /// The unit's gradients are rounded when it is reduced. Those of a unit that no other rank shares travel in buckets.
   bool is_rounded(std::size_t unit) const {

@@ -49,7 +49,14 @@ class UnshardedUnits {
   bool is_unsharded(std::size_t unit) const { return slots_[unit] != Program::none; }
   /// The unit was gathered ahead, and its use has not begun.
   bool is_ahead(std::size_t unit) const { return ahead_[unit] != 0; }
-  void set_ahead(std::size_t unit, bool ahead) { ahead_[unit] = ahead ? 1 : 0; }
+  void set_ahead(std::size_t unit, bool ahead) {
+    if (is_ahead(unit) == ahead) return;
+    auto const& its = program_->units[unit];
+    ahead_bytes_ += ahead ? its.param_bytes(its.elements) : -its.param_bytes(its.elements);
+    ahead_[unit] = ahead ? 1 : 0;
+  }
+  /// Bytes of the full parameters of all units that are gathered ahead.
+  std::int64_t ahead_bytes() const { return ahead_bytes_; }
   /// Raises each element to the largest number of shared slots of this rank that were in use at a time.
   void raise(std::vector<std::size_t>& most) const {
     for (std::size_t rank = 0; rank < most.size(); ++rank) most[rank] = std::max(most[rank], most_[rank]);
@@ -69,7 +76,7 @@ class UnshardedUnits {
   void drop(std::size_t unit) {
     if (is_unsharded(unit)) busy_[slots_[unit]] = 0;
     slots_[unit] = Program::none;
-    ahead_[unit] = 0;
+    set_ahead(unit, false);
   }
 
  private:
@@ -92,7 +99,8 @@ class UnshardedUnits {
   FixedArray<bool> const* in_backward_;
   std::vector<std::uint32_t> const* rank_of_;
   std::vector<std::uint32_t> slots_, ahead_;  ///< by unit
-  std::vector<std::uint32_t> busy_;           ///< by slot
+  std::int64_t ahead_bytes_ = 0;
+  std::vector<std::uint32_t> busy_;  ///< by slot
   std::size_t own_slots_;
   std::vector<std::size_t> const* in_turn_;   ///< by rank of size: number of shared slots
   std::vector<std::size_t> position_, most_;  ///< by rank: whose turn it is; the most slots in use at a time
@@ -291,12 +299,10 @@ class ProgramCompiler : UpdateWriter {
   /// @return whether what the use `next` lacks and the units gathered ahead so far exceed max_ahead_bytes
   bool exceeds_cap(UnshardedUnits const& units, std::size_t next) const {
     if (input_.max_ahead_bytes == 0) return false;
-    std::int64_t lacking = 0, bytes = 0;
+    std::int64_t lacking = 0;
     for (auto const u : units_of(next))
       if (gathers(u) && !units.is_unsharded(u)) lacking += param_bytes(u, program_.units[u].elements);
-    for (std::uint32_t u = 0; u < program_.units.size(); ++u)
-      if (units.is_ahead(u)) bytes += param_bytes(u, program_.units[u].elements);
-    return lacking > 0 && lacking + bytes > input_.max_ahead_bytes;
+    return lacking > 0 && lacking + units.ahead_bytes() > input_.max_ahead_bytes;
   }
   /// @return whether a backward pass that ends with the use `end` comes to `next` after a turn of `use`, which has the
   /// use in its prefetch list. Uses below the end are recomputed if their segment has the end.

@@ -32,28 +32,34 @@ struct PathPlan {
   [[gnu::cold, gnu::noinline]] ~PathPlan() = default;
 };
 
+/// The first place of `ends` whose unit has an element of `range` or lies behind it. @param ends  ascending
+inline std::size_t first_place(std::vector<std::int64_t> const& ends, Range range) {
+  return static_cast<std::size_t>(std::lower_bound(ends.begin(), ends.end(), range.begin + 1) - ends.begin());
+}
+
 /// The parts of declared buckets that belong to units of a path: consecutive ones together. They begin and end where a
 /// unit or a declared bucket does.
 /// @param buckets  declared ones come first; gets the parts that it lacks
 /// @param ends     where each unit ends, in the order in which gradient shards lie
 /// @param order    these units, and perhaps others after them
+/// @pre declared buckets lie in ascending order
 [[gnu::cold]] inline void add_path_buckets(PathPlan& path, std::vector<Range>& buckets, std::size_t declared,
                                            std::vector<std::int64_t> const& ends,
                                            std::vector<std::size_t> const& order) {
-  auto const add = [&](Range part) {
-    if (part.size() == 0) return;
-    std::uint32_t at = 0;
-    while (at < buckets.size() && !(buckets[at].begin == part.begin && buckets[at].end == part.end)) ++at;
-    if (at == buckets.size()) buckets.push_back(part);
-    path.buckets.push_back(at);
-  };
   for (std::size_t bucket = 0; bucket < declared; ++bucket) {
+    auto const add = [&](Range part) {
+      if (part.size() == 0) return;
+      auto at = bucket;
+      if (!(buckets[at] == part))
+        for (at = declared; at < buckets.size() && !(buckets[at] == part);) ++at;
+      if (at == buckets.size()) buckets.push_back(part);
+      path.buckets.push_back(static_cast<std::uint32_t>(at));
+    };
     auto const whole = buckets[bucket];
     Range part{whole.begin, whole.begin};
-    std::int64_t begin = 0;
-    for (std::size_t i = 0; i < ends.size(); begin = ends[i++]) {
-      Range const in_bucket{std::max(begin, whole.begin), std::min(ends[i], whole.end)};
-      if (in_bucket.begin >= in_bucket.end) continue;
+    for (auto i = first_place(ends, whole); i < ends.size(); ++i) {
+      Range const in_bucket{std::max(i == 0 ? 0 : ends[i - 1], whole.begin), std::min(ends[i], whole.end)};
+      if (in_bucket.begin >= in_bucket.end) break;
       if (path.writes[order[i]]) {
         part.end = in_bucket.end;
       } else {
@@ -69,44 +75,57 @@ struct PathPlan {
 class Completion {
  public:
   /// @param buckets, ends, order  as in add_path_buckets
-  Completion(PathPlan const& path, std::vector<Range> const& buckets, std::vector<std::int64_t> const& ends,
-             std::vector<std::size_t> const& order)
+  [[gnu::cold]] Completion(PathPlan const& path, std::vector<Range> const& buckets,
+                           std::vector<std::int64_t> const& ends, std::vector<std::size_t> const& order)
       : path_(&path),
         buckets_(&buckets),
         ends_(&ends),
         order_(&order),
+        places_(path.writes.size()),
         written_(ends.size()),
-        reduced_(path.buckets.size()) {}
+        reduced_(path.buckets.size()) {
+    for (std::size_t place = 0; place < ends.size(); ++place) places_[order[place]] = place;
+  }
 
   /// Backward has written the unit's gradients. Calls `reduce(bucket)` for each bucket that is complete now, and after
   /// it `reduced(unit)` for each unit all of whose buckets are reduced.
   template <class Reduce, class Reduced>
   void write(std::uint32_t unit, Reduce const& reduce, Reduced const& reduced) {
-    std::size_t place = 0;
-    while ((*order_)[place] != unit) ++place;
+    auto const place = places_[unit];
     written_[place] = true;
-    for (std::size_t k = 0; k < reduced_.size(); ++k) {
-      if (!overlaps(k, place) || !is_complete(k)) continue;
+    for (auto k = first_bucket(place); overlaps(k, place); ++k) {
+      if (!is_complete(k)) continue;
       reduce(path_->buckets[k]);
       reduced_[k] = true;
-      for (std::size_t i = 0; i < written_.size(); ++i)
-        if (overlaps(k, i) && is_reduced(i)) reduced(static_cast<std::uint32_t>((*order_)[i]));
+      for (auto i = first_place(*ends_, bucket(k)); overlaps(k, i); ++i)
+        if (is_reduced(i)) reduced(static_cast<std::uint32_t>((*order_)[i]));
     }
   }
 
  private:
+  Range bucket(std::size_t k) const { return (*buckets_)[path_->buckets[k]]; }
+  std::int64_t begin(std::size_t place) const { return place == 0 ? 0 : (*ends_)[place - 1]; }
   bool overlaps(std::size_t k, std::size_t place) const {
-    auto const bucket = (*buckets_)[path_->buckets[k]];
-    return bucket.begin < (*ends_)[place] && (place == 0 ? 0 : (*ends_)[place - 1]) < bucket.end;
+    return k < reduced_.size() && place < written_.size() && bucket(k).begin < (*ends_)[place] &&
+           begin(place) < bucket(k).end;
+  }
+  /// The first bucket of the path that has an element of the unit or lies behind it. Buckets lie in ascending order.
+  std::size_t first_bucket(std::size_t place) const {
+    std::size_t first = 0, last = reduced_.size();
+    while (first < last) {
+      auto const middle = first + (last - first) / 2;
+      bucket(middle).end > begin(place) ? last = middle : first = middle + 1;
+    }
+    return first;
   }
   bool is_complete(std::size_t k) const {
-    for (std::size_t i = 0; i < written_.size(); ++i)
-      if (overlaps(k, i) && !written_[i]) return false;
+    for (auto i = first_place(*ends_, bucket(k)); overlaps(k, i); ++i)
+      if (!written_[i]) return false;
     return true;
   }
   bool is_reduced(std::size_t place) const {
-    for (std::size_t k = 0; k < reduced_.size(); ++k)
-      if (overlaps(k, place) && !reduced_[k]) return false;
+    for (auto k = first_bucket(place); overlaps(k, place); ++k)
+      if (!reduced_[k]) return false;
     return true;
   }
 
@@ -114,6 +133,7 @@ class Completion {
   std::vector<Range> const* buckets_;
   std::vector<std::int64_t> const* ends_;
   std::vector<std::size_t> const* order_;
+  FixedArray<std::size_t> places_;      ///< by unit whose gradient shard backward writes: its place in `ends`
   FixedArray<bool> written_, reduced_;  ///< by place; by bucket of the path
 };
 

@@ -35,6 +35,8 @@ class UnitPlanner {
  protected:
   /// Call it first.
   [[gnu::cold]] void describe() {
+    frozen_ = FixedArray<bool>(paths_[0].order.size());
+    for (auto const use : input_.frozen_uses) frozen_[use] = true;
     describe_units();
     for_each_path([this] { find_backward_end(); });
     give_scratch();
@@ -68,7 +70,7 @@ class UnitPlanner {
   Together units_of(std::size_t use) const { return beside(order().unit(use)); }
   /// A unit that has uses of its own, then those beside it.
   Together beside(std::size_t first) const {
-    return {together_.data() + begins_[first], together_.data() + begins_[first + 1]};
+    return {together_.begin() + begins_[first], together_.begin() + begins_[first + 1]};
   }
   /// Whether gradients of some units wait is no property of a micro-step, but of each unit: see step::Given.
   bool waits_by_unit() const { return paths_.size() > 1; }
@@ -78,8 +80,8 @@ class UnitPlanner {
   FixedArray<PathPlan> paths_;  ///< the declared order comes first
   PathPlan* path_;              ///< that is planned or compiled
   Program program_;
-  std::vector<std::uint32_t> together_;  ///< units that have uses of their own, each before those beside it
-  std::vector<std::size_t> begins_;      ///< by unit: where it is there; one more for the end
+  FixedArray<std::uint32_t> together_;  ///< units that have uses of their own, each before those beside it
+  FixedArray<std::size_t> begins_;      ///< by unit: where it is there; one more for the end
 
  private:
   [[gnu::cold]] void describe_units() {
@@ -87,14 +89,14 @@ class UnitPlanner {
     for (std::size_t use = 0; use < order().size(); ++use)
       p.modules.push_back(input_.modules.empty() ? std::to_string(use) : input_.modules[use]);
     p.units = FixedArray<Program::Unit>(input_.units.size());
-    for (std::uint32_t u = 0; u < p.units.size(); ++u) {
-      begins_.push_back(together_.size());
-      if (input_.units[u].beside != StepUnit::none) continue;
-      together_.push_back(u);
-      for (std::uint32_t other = 0; other < p.units.size(); ++other)
-        if (input_.units[other].beside == u) together_.push_back(other);
-    }
-    begins_.push_back(together_.size());
+    begins_ = FixedArray<std::size_t>(p.units.size() + 1);
+    for (std::uint32_t u = 0; u < p.units.size(); ++u) ++begins_[first_unit(u) + 1];
+    for (std::uint32_t u = 0; u < p.units.size(); ++u) begins_[u + 1] += begins_[u];
+    together_ = FixedArray<std::uint32_t>(p.units.size());
+    auto next = begins_;
+    for (bool const beside : {false, true})
+      for (std::uint32_t u = 0; u < p.units.size(); ++u)
+        if (beside == (first_unit(u) != u)) together_[next[first_unit(u)]++] = u;
     for (std::size_t u = 0; u < p.units.size(); ++u) {
       auto const& declared = input_.units[u];
       auto& unit = p.units[u];
@@ -138,29 +140,26 @@ class UnitPlanner {
         path.in_backward[u] = true;
         path.writes[u] = path.writes[u] || (p.units[u].trains() && !is_frozen(use));
       }
+    auto const lacks = lacking_units(end);
     for (std::size_t u = 0; u < p.units.size(); ++u)
-      path.sets_gradients[u] = p.units[u].sets_gradients && has_all_uses(first_unit(u), end);
+      path.sets_gradients[u] = p.units[u].sets_gradients && !lacks[first_unit(u)];
     if (end < order().size() && order().segment(end) != UseOrder::none)
       for (auto use = order().segment(end); use < end; ++use)
         for (auto const u : units_of(use)) path.in_backward[u] = true;
   }
   /// The use of the path is one of a module whose tensors are all frozen.
-  [[gnu::cold]] bool is_frozen(std::size_t use) const {
-    for (auto const frozen : input_.frozen_uses)
-      if (frozen == order().declared(use)) return true;
-    return false;
-  }
-  /// A backward pass of the path that ends with the use `end` comes to all uses of the unit whose modules have tensors
-  /// that train.
-  [[gnu::cold]] bool has_all_uses(std::size_t unit, std::size_t end) const {
+  bool is_frozen(std::size_t use) const { return frozen_[order().declared(use)]; }
+  /// @param end  the use that ends a backward pass of the path
+  /// @return by unit: the unit has a use, of a module with tensors that train, to which such a pass does not come
+  [[gnu::cold]] FixedArray<bool> lacking_units(std::size_t end) const {
+    FixedArray<bool> lacks(program_.units.size());
+    if (path_ == &paths_[0]) return lacks;
     auto const& declared = paths_[0].order;
-    for (std::size_t use = 0; use < declared.size() && path_ != &paths_[0]; ++use) {
-      bool found = declared.unit(use) != unit;
-      for (auto const frozen : input_.frozen_uses) found = found || frozen == use;
-      for (auto at = end; at < order().size(); ++at) found = found || order().declared(at) == use;
-      if (!found) return false;
-    }
-    return true;
+    auto done = frozen_;
+    for (auto at = end; at < order().size(); ++at) done[order().declared(at)] = true;
+    for (std::size_t use = 0; use < declared.size(); ++use)
+      if (!done[use]) lacks[declared.unit(use)] = true;
+    return lacks;
   }
   /// For gradients that modules write although they are not wanted, in uses in backward passes.
   [[gnu::cold]] void give_scratch() {
@@ -169,8 +168,8 @@ class UnitPlanner {
       bool in_backward = false, used_in_backward = false;
       for (auto const& path : paths_) {
         in_backward = in_backward || path.in_backward[u];
-        for (auto use = path.order.backward_end(); use < path.order.size(); ++use)
-          used_in_backward = used_in_backward || path.order.unit(use) == first_unit(u);
+        auto const last = path.order.last_use(first_unit(u));
+        used_in_backward = used_in_backward || (last != UseOrder::none && last >= path.order.backward_end());
       }
       p.units[u].in_backward = in_backward;
       if (!input_.units[u].skips_gradients &&
@@ -178,6 +177,8 @@ class UnitPlanner {
         p.scratch_bytes = std::max(p.scratch_bytes, align_up(p.units[u].gradient_bytes(p.units[u].elements), 256));
     }
   }
+
+  FixedArray<bool> frozen_;  ///< by declared use: all tensors of its module are frozen
 };
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -39,39 +39,27 @@ class UseOrder {
     for (auto const use : uses) {
       auto const at = declare(declared.unit(use), declared.uses_[use].module);
       uses_[at].declared = use;
-      if (auto const first = declared.segment(use); first != none) uses_[at].segment = at - (use - first);
+      if (auto const first = declared.segment(use); first != none) set_segment(at, at - (use - first));
     }
   }
 
   /// Declares the next use, of `unit`, by the module called `module`. @return the use's index
   [[gnu::cold]] std::size_t declare(std::size_t unit, std::string module) {
     auto const at = uses_.size();
-    bool const follows = at > 0 && uses_.back().unit == unit;
-    uses_.push_back({unit, at, std::move(module), true, true, false, none});
-    for (std::size_t earlier = 0; earlier < at; ++earlier) {
-      if (uses_[earlier].unit != unit) continue;
-      uses_[at].first_of_unit = false;
-      uses_[earlier].last_of_unit = false;
-      uses_[at].returns = uses_[earlier].returns |= !follows;
-    }
+    if (units_.size() <= unit) units_.resize(unit + 1);
+    auto& of = units_[unit];
+    uses_.push_back({unit, at, of.last, std::move(module)});
+    of.gaps += of.last != none && of.last + 1 != at;
+    of.last = at;
     return at;
   }
   /// Forgets all but the first `count` uses.
   /// @pre none of the forgotten ones belongs to a segment
   [[gnu::cold]] void truncate(std::size_t count) noexcept {
-    while (uses_.size() > count) {
-      auto const unit = uses_.back().unit;
-      uses_.pop_back();
-      auto last = none;
-      bool returns = false;
-      for (std::size_t at = 0; at < uses_.size(); ++at) {
-        if (uses_[at].unit != unit) continue;
-        returns = returns || (last != none && at != last + 1);
-        last = at;
-      }
-      if (last != none) uses_[last].last_of_unit = true;
-      for (auto& use : uses_)
-        if (use.unit == unit) use.returns = returns;
+    for (; uses_.size() > count; uses_.pop_back()) {
+      auto& of = units_[uses_.back().unit];
+      of.last = uses_.back().previous;
+      of.gaps -= of.last != none && of.last + 2 != uses_.size();
     }
   }
 
@@ -80,30 +68,27 @@ class UseOrder {
   std::string_view module_name(std::size_t use) const { return uses_[use].module; }
 
   /// The unit is used again after others have been, at this use or another.
-  bool returns(std::size_t use) const { return uses_[use].returns; }
-  bool first_use_of_unit(std::size_t use) const { return uses_[use].first_of_unit; }
-  bool last_use_of_unit(std::size_t use) const { return uses_[use].last_of_unit; }
-  bool unit_returns(std::size_t index) const {
-    for (auto const& use : uses_)
-      if (use.unit == index) return use.returns;
-    return false;
-  }
+  bool returns(std::size_t use) const { return units_[uses_[use].unit].gaps > 0; }
+  bool first_use_of_unit(std::size_t use) const { return uses_[use].previous == none; }
+  bool last_use_of_unit(std::size_t use) const { return units_[uses_[use].unit].last == use; }
+  bool unit_returns(std::size_t index) const { return index < units_.size() && units_[index].gaps > 0; }
   /// The unit of `index` has some use.
-  bool used(std::size_t index) const {
-    for (auto const& use : uses_)
-      if (use.unit == index) return true;
-    return false;
-  }
+  bool used(std::size_t index) const { return last_use(index) != none; }
+  /// The last use of the unit of `index`; none: it has no use.
+  std::size_t last_use(std::size_t index) const { return index < units_.size() ? units_[index].last : none; }
+  /// The use of the same unit before this one; none: there is none.
+  std::size_t previous_use(std::size_t use) const { return uses_[use].previous; }
   /// The use belongs to the segment that begins with the use `first`; none: to no segment.
-  void set_segment(std::size_t use, std::size_t first) { uses_[use].segment = first; }
+  void set_segment(std::size_t use, std::size_t first) {
+    auto& in_segments = units_[uses_[use].unit].in_segments;
+    in_segments -= uses_[use].segment != none;
+    in_segments += first != none;
+    uses_[use].segment = first;
+  }
   /// The first use of its segment; none: it is in none.
   std::size_t segment(std::size_t use) const { return uses_[use].segment; }
   /// Some use of the unit is in a segment.
-  bool in_segment(std::size_t index) const {
-    for (auto const& use : uses_)
-      if (use.unit == index && use.segment != none) return true;
-    return false;
-  }
+  bool in_segment(std::size_t index) const { return index < units_.size() && units_[index].in_segments > 0; }
   bool ends_segment(std::size_t use) const {
     auto const first = uses_[use].segment;
     return first != none && (use + 1 == size() || uses_[use + 1].segment != first);
@@ -131,15 +116,19 @@ class UseOrder {
   struct Use {
     std::size_t unit;
     std::size_t declared;
+    std::size_t previous;  ///< use of the same unit; none: this is its first
     std::string module;
-    bool first_of_unit;
-    bool last_of_unit;
-    bool returns;
-    std::size_t segment;
+    std::size_t segment = none;
+  };
+  struct UsesOfUnit {
+    std::size_t last = none;
+    std::size_t gaps = 0;         ///< uses that do not follow the unit's use before
+    std::size_t in_segments = 0;  ///< uses that belong to a segment
   };
 
   std::string path_;
   std::vector<Use> uses_;
+  std::vector<UsesOfUnit> units_;  ///< by unit; may be shorter than the list of units
   std::size_t backward_end_ = 0;
 };
 
