@@ -38,6 +38,7 @@ class UnshardedUnits {
         own_slots_(own_slots),
         in_turn_(&in_turn),
         position_(in_turn.size()),
+        used_(in_turn.size()),
         most_(in_turn.size()) {
     auto slots = own_slots;
     for (auto const shared : in_turn) slots += shared;
@@ -74,7 +75,10 @@ class UnshardedUnits {
     slots_[unit] = own == Program::none ? take((*rank_of_)[unit]) : own;
   }
   void drop(std::size_t unit) {
-    if (is_unsharded(unit)) busy_[slots_[unit]] = 0;
+    if (is_unsharded(unit)) {
+      busy_[slots_[unit]] = 0;
+      if (program_->units[unit].gather_slot == Program::none) --used_[(*rank_of_)[unit]];
+    }
     slots_[unit] = Program::none;
     set_ahead(unit, false);
   }
@@ -89,9 +93,7 @@ class UnshardedUnits {
     while (busy_[first + position % slots] != 0) ++position;
     auto const taken = first + position++ % slots;
     busy_[taken] = 1;
-    std::size_t used = 0;
-    for (std::size_t slot = first; slot < first + slots; ++slot) used += busy_[slot];
-    most_[rank] = std::max(most_[rank], used);
+    most_[rank] = std::max(most_[rank], ++used_[rank]);
     return static_cast<std::uint32_t>(taken);
   }
 
@@ -102,8 +104,8 @@ class UnshardedUnits {
   std::int64_t ahead_bytes_ = 0;
   std::vector<std::uint32_t> busy_;  ///< by slot
   std::size_t own_slots_;
-  std::vector<std::size_t> const* in_turn_;   ///< by rank of size: number of shared slots
-  std::vector<std::size_t> position_, most_;  ///< by rank: whose turn it is; the most slots in use at a time
+  std::vector<std::size_t> const* in_turn_;          ///< by rank of size: number of shared slots
+  std::vector<std::size_t> position_, used_, most_;  ///< by rank: whose turn it is; slots in use; the most at a time
 };
 
 class ProgramCompiler : UpdateWriter {

@@ -119,7 +119,8 @@ class Schedule : public UseOrder {
     auto const& order = this->order();
     auto const end = pass_end();
     bool below = false, above = false;
-    for (std::size_t at = now_ == nullptr ? use : 0; at < (now_ == nullptr ? use + 1 : order.size()); ++at) {
+    auto at = now_ == nullptr ? use : order.last_use(unit(use));
+    for (; at != none; at = now_ == nullptr ? none : order.previous_use(at)) {
       if (order.declared(at) != use) continue;
       auto last = at;
       if (pass == Pass::recompute)

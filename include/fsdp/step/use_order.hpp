@@ -141,25 +141,30 @@ class UseOrder {
   auto const turns = schedule.backward_turns(0);
   using Lists = std::vector<std::vector<std::size_t>>;
   PrefetchLists lists{Lists(uses), Lists(uses), Lists(turns.size() > uses ? uses : 0)};
-  /// Appends `ahead` if it begins another unit than the last use that counts.
-  auto const add = [&](std::vector<std::size_t>& list, std::size_t& last, std::size_t ahead) {
-    auto const unit = schedule.unit(ahead);
-    if (!empty.empty() && empty[unit]) return;
-    if (unit != last) list.push_back(ahead);
-    last = unit;
+  /// By position: the next position that has another unit, with parameters; `count`: there is none.
+  auto const next_units = [&](std::size_t count, auto const& unit_at) {
+    std::vector<std::size_t> next(count);
+    auto filled = count;  // the next position whose unit has parameters
+    for (auto at = count; at-- > 0;) {
+      auto const unit = unit_at(at);
+      next[at] = filled < count && unit_at(filled) == unit ? next[filled] : filled;
+      if (empty.empty() || !empty[unit]) filled = at;
+    }
+    return next;
   };
+  auto const use_at = [&](std::size_t turn) { return turns[turn] % uses; };
+  auto const next_use = next_units(uses, [&](std::size_t use) { return schedule.unit(use); });
+  auto const next_turn = next_units(turns.size(), [&](std::size_t turn) { return schedule.unit(use_at(turn)); });
   for (std::size_t use = 0; use < uses; ++use) {
-    auto& in_forward = lists.forward[use];
-    auto last = schedule.unit(use);
-    for (auto ahead = use + 1; ahead < uses && in_forward.size() < static_cast<std::size_t>(forward); ++ahead)
-      add(in_forward, last, ahead);
+    auto ahead = next_use[use];
+    for (int taken = 0; taken < forward && ahead < uses; ++taken, ahead = next_use[ahead])
+      lists.forward[use].push_back(ahead);
   }
   for (std::size_t turn = 0; turn < turns.size(); ++turn) {
-    auto const use = turns[turn] % uses;
-    auto& list = turns[turn] < uses ? lists.backward[use] : lists.recompute[use];
-    auto last = schedule.unit(use);
-    for (auto ahead = turn + 1; ahead < turns.size() && list.size() < static_cast<std::size_t>(backward); ++ahead)
-      add(list, last, turns[ahead] % uses);
+    auto& list = (turns[turn] < uses ? lists.backward : lists.recompute)[use_at(turn)];
+    auto ahead = next_turn[turn];
+    for (int taken = 0; taken < backward && ahead < turns.size(); ++taken, ahead = next_turn[ahead])
+      list.push_back(use_at(ahead));
   }
   return lists;
 }
