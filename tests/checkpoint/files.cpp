@@ -120,7 +120,7 @@ TEST_CASE("a lock keeps a second holder out, and is its owner's alone") {
   CHECK(has(what<ResourceError>([&] { FileLock const lock(path); }), ".lock' cannot be opened"));
   fs::remove(path);
   REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
-  CHECK(has(what<ResourceError>([&] { FileLock const lock(path); }), ".lock' is no regular file"));
+  CHECK(has(what<ResourceError>([&] { FileLock const lock(path); }), ".lock' is not a regular file"));
 }
 
 TEST_CASE("a lock that is removed with its holder is one lock all the same") {

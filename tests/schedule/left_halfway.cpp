@@ -195,7 +195,7 @@ TEST_CASE("gradients are not discarded inside a use's backward") {
     layer.forward();
     layer.backward(1.0f, [&](auto&) { message = refusal([&] { engine.discard_gradients(); }); });
   });
-  CHECK(message == "rank 0: gradients are discarded, but backward of 'layer' has not ended");
+  CHECK(message == "rank 0: gradients are discarded, but backward of 'layer' has not ended; end it first");
 }
 
 // What ThreadSanitizer looks at: the optimizer writes the shards that the gathers of a forgotten pass may still read.

@@ -547,13 +547,14 @@ TEST_CASE("hooks: wrong registrations are refused by name, and change nothing") 
     CHECK(refusal([&] { shards.on_reduced(foreign, hook); }) ==
           "rank 0: the unit given to on_reduced belongs to another engine; pass an id that this engine has returned");
     CHECK(refusal([&] { shards.on_reduced(other.shards()[0], hook); }) ==
-          "rank 0: unit 'other' belongs to another engine");
+          "rank 0: unit 'other' belongs to another engine; pass a unit of this engine");
     CHECK(refusal([&] { shards.on_reduced(fsdp::UnitId{2}, hook); }) ==
           "rank 0: on_reduced: there is no unit 2; the engine has 2, counted from 0");
     engine.seal();
-    CHECK(refusal([&] { shards.on_reduced(unit, hook); }) ==
-          "rank 0: on_reduced was called for unit 'tied' too late; call it before the first forward, optimizer, save or "
-          "load, which seals the engine");
+    CHECK(
+        refusal([&] { shards.on_reduced(unit, hook); }) ==
+        "rank 0: on_reduced was called for unit 'tied' too late; call it before the first forward, optimizer, save or "
+        "load, which seals the engine");
     CHECK(!has(to_text(engine.program()), "hook"));
   });
 }
