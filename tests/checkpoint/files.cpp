@@ -176,7 +176,7 @@ TEST_CASE("without flock() a file that names the holder is the lock, and a holde
               other.empty() ? "a process holds" : " on elsewhere holds"));
     CHECK(contents(held) == other);
   }
-  // The same machine before it started anew.
+  // A name of the same machine before it restarted.
   auto const boot = text.find(' ') + 1;
   folder.file(".train.lock.held", text.substr(0, boot) + "earlier" + text.substr(text.find(' ', boot)));
   { FileLock const lock(path); }

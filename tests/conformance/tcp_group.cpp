@@ -59,7 +59,7 @@ class Variable {
 
 constexpr auto patience = std::chrono::hours(1);  // never reached, whatever stops this machine for a while
 
-/// What a rank is told that comes alone; "" if it was let in.
+/// The error of a rank that comes alone; "" if it was let in.
 std::string arrival(Environment const& place, std::chrono::milliseconds timeout = std::chrono::milliseconds(200)) {
   try {
     TcpGroup const group(place, timeout);

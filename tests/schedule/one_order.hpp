@@ -15,9 +15,9 @@
 
 namespace one_order {
 
-/// What the last rank does otherwise.
+/// Different behaviour of the last rank.
 enum class Fault { reduces_not, clips_alone };
-/// What all ranks do next.
+/// The next call of all ranks.
 enum class Next { forward, evaluation, mean, synchronize, nothing };
 
 inline constexpr Fault faults[] = {Fault::reduces_not, Fault::clips_alone};
@@ -29,7 +29,7 @@ inline std::string_view name(Next next) {
   return names[static_cast<int>(next)];
 }
 
-/// What the last rank does otherwise without any collective that shows it.
+/// Different behaviour of the last rank that no collective shows.
 enum class Drift { rate, no_step, discard, limit, norm };
 inline constexpr Drift drifts[] = {Drift::rate, Drift::no_step, Drift::discard, Drift::limit, Drift::norm};
 
