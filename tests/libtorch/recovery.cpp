@@ -21,7 +21,6 @@ using namespace networks;
 
 /// Weights after 4 steps on 2 ranks.
 /// @param where  where a pass throws that is begun before step 2; nowhere: no such pass
-/// backward, not
 enum class Where { nowhere, forward, backward };
 Result train(Network const& network, fsdp::ShardingStrategy const& strategy, Settings const& settings, Where where) {
   Result result;
