@@ -143,7 +143,7 @@ inline std::string verdict(Fault fault, Next next, int rank, int size, Outcome c
   bool const meets = next == Next::forward || next == Next::evaluation || next == Next::mean;
   if (meets) {
     if (got.kind != "order") return wrong("in an OrderError");
-    std::vector<std::string> parts{fmt::format("rank {}: ranks disagree", rank), fmt::format("rank {} ", size - 1)};
+    std::vector<std::string> parts{fmt::format("rank {}: ", rank), "ranks disagree", fmt::format("rank {} ", size - 1)};
     // Ranks may meet in another collective first, which compares what they did before it.
     bool const by_history =
         fault == Fault::reduces_not && got.text.find("number of unreduced micro-steps") != got.text.npos;
