@@ -96,12 +96,11 @@ class Shards {
   /// Sets initial values before the engine is sealed: sealing calls `f(tensor, first, out)` for each part of the unit's
   /// tensors that this rank keeps, in the place of TensorOptions::init, and destroys f when all ranks have sealed. If
   /// it throws, no rank has sealed the engine: sealing again calls all functions again, from the first part on. f must
-  /// not communicate, nor add to the engine, nor seal it. Replicas of a part compare a hash of the values that they
-  /// were given.
+  /// not communicate, nor add to the engine, nor seal it. Replicas of a part compare a hash of their values.
   /// @param f  any type that can be moved, called as f(TensorInfo const&, std::int64_t first, std::span<float>); it
   ///           stores elements [first, first + size) of the tensor. They are rounded to nearest even where shards are
   ///           narrower
-  /// @throws UsageError if the engine is sealed, or the unit is another engine's
+  /// @throws UsageError if the engine is sealed, or the unit belongs to another engine
   template <class F>
   void set_initial_values(Unit const& unit, F f) const {
     auto const turn = enter("set_initial_values");
