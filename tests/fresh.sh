@@ -62,7 +62,7 @@ skip() { echo "skipped: $*"; exit 77; }
 for tool in mmdebstrap apt-get unshare chroot setpriv; do command -v $tool > /dev/null || skip "$tool is not here"; done
 unshare --mount --pid --fork --kill-child chroot / true 2> /dev/null || skip "this machine does not allow unshare and chroot"
 unshare --mount mount -t tmpfs tmpfs /mnt 2> /dev/null || skip "this machine does not allow mount"
-# Of this machine's apt: the archive that the system itself comes from, and how to reach it.
+# From this machine's apt: the archive that the system itself comes from, and how to reach it.
 mirror=$(. /etc/os-release && [[ $ID == debian ]] &&
   apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' 'Identifier: Packages' 2> /dev/null |
   sed -n "s/^$VERSION_CODENAME main //p" | head -n 1)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What test programs that run under mpirun get from their main function.
+// The main function of test programs that run under mpirun.
 #pragma once
 
 #include "fsdp/comm/mpi/environment.hpp"

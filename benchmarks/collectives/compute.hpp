@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products to communicate beside.
+// Matrix products that run during communication.
 #pragma once
 
 #include <fmt/format.h>
@@ -20,7 +20,7 @@
 
 namespace bench {
 
-/// What computes, in words.
+/// Description of the computation.
 template <class D>
 std::string describe_compute(Settings const& settings) {
 #if defined(__CUDACC__)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Single collectives beside matrix products: what of the communication shows, and what it costs the compute.
+// Single collectives during matrix products: the time that they add, and the slowdown of the products.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,9 @@ class Overlap {
  private:
   void measure(Collective collective, std::size_t bytes) {
     Extent const extent(collective, bytes / sizeof(float), static_cast<std::size_t>(comm_.size()));
-    if (extent.count == 0) fsdp::fail<fsdp::ConfigError>("{} of {} bytes moves nothing", name(collective), bytes);
+    if (extent.count == 0)
+      fsdp::fail<fsdp::ConfigError>("{} of {} bytes has no elements to move; use a larger size", name(collective),
+                                    bytes);
     auto const time_comm = [&] {
       return watch_.time([&] {
         communicate(collective, extent);

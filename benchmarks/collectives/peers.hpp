@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory for the buffers of a rank, and where the plain operation finds that of its peers.
+// Buffers of a rank, and addresses of its peers' buffers for the plain operation.
 #pragma once
 
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The yardstick of a collective: the copies and sums that it contains at least, without any agreement between ranks.
+// The reference of a collective: the copies and sums that it needs at least, without synchronisation of ranks.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace bench {
 
-/// What the operation is, for the table's head.
+/// Description of the plain operation, for the table's head.
 inline std::string describe_plain(Collective collective, bool peers_memory) {
   std::string const where = peers_memory ? "peers' buffers" : "buffers of the rank's own GPU (peers' are out of reach)";
   switch (collective) {

@@ -158,11 +158,11 @@ void Report::begin_overlap(std::string const& compute) {
   if (!printing_) return;
   fmt::print("#\n# compute: {}\n", compute);
   fmt::print(
-      "# exposed = t_overlapped - t_comp, in % of t_comm; efficiency = (t_comm + t_comp - t_overlapped) / min(t_comm, "
-      "t_comp);\n# slowdown: of compute while communication runs\n");
+      "# added = t_overlapped - t_comp: time that communication adds to compute, in % of t_comm\n"
+      "# efficiency = (t_comm + t_comp - t_overlapped) / min(t_comm, t_comp); slowdown: of compute during "
+      "communication\n");
   fmt::print("#{:>15} {:>10} {:>6} {:>8} {:>12} {:>12} {:>14} {:>9} {:>10} {:>9} {:>12}\n", "what", "size(B)", "units",
-             "prefetch", "t_comm(us)", "t_comp(us)", "t_overlapped", "exposed%", "efficiency", "slowdown",
-             "reserved(B)");
+             "prefetch", "t_comm(us)", "t_comp(us)", "t_overlapped", "added%", "efficiency", "slowdown", "reserved(B)");
   std::fflush(stdout);
 }
 
@@ -175,8 +175,8 @@ void Report::add(OverlapRow const& row) {
                                     {"t_comm_us", row.comm * 1e6},
                                     {"t_comp_us", row.compute * 1e6},
                                     {"t_overlapped_us", row.overlapped * 1e6},
-                                    {"exposed_us", row.exposed() * 1e6},
-                                    {"exposed_percent", 100 * row.exposed() / row.comm},
+                                    {"added_us", row.added() * 1e6},
+                                    {"added_percent", 100 * row.added() / row.comm},
                                     {"efficiency", row.efficiency()},
                                     {"compute_slowdown", row.slowdown()},
                                     {"reserved_bytes", row.reserved}});
@@ -185,7 +185,7 @@ void Report::add(OverlapRow const& row) {
   fmt::print(" {:>15} {:>10} {:>6} {:>8} {:>12} {:>12} {:>14} {:>9.1f} {:>10.2f} {:>9.2f} {:>12}\n", row.what,
              row.bytes, single ? "-" : fmt::format("{}", row.units), single ? "-" : fmt::format("{}", row.prefetch),
              microseconds(row.comm), microseconds(row.compute), microseconds(row.overlapped),
-             100 * row.exposed() / row.comm, row.efficiency(), row.slowdown(),
+             100 * row.added() / row.comm, row.efficiency(), row.slowdown(),
              single ? "-" : fmt::format("{}", row.reserved));
   std::fflush(stdout);
 }
@@ -195,7 +195,7 @@ int Report::finish() {
     auto const best = std::min_element(overlaps_.begin(), overlaps_.end(),
                                        [](auto const& a, auto const& b) { return a.slowdown() < b.slowdown(); });
     json_->root["best"] = {{"unit_bytes", best->bytes}, {"prefetch", best->prefetch}};
-    // The smallest memory within 3 % of the least slowdown: what a unit's size should be.
+    // The least memory within 3 % of the smallest slowdown: the recommended size of units.
     auto const frugal = std::min_element(overlaps_.begin(), overlaps_.end(), [&](auto const& a, auto const& b) {
       auto const near = [&](auto const& row) { return row.slowdown() <= 1.03 * best->slowdown(); };
       return near(a) != near(b) ? near(a) : a.reserved < b.reserved;
@@ -203,7 +203,7 @@ int Report::finish() {
     json_->root["frugal"] = {{"unit_bytes", frugal->bytes}, {"prefetch", frugal->prefetch}};
     if (printing_)
       fmt::print(
-          "# least slowdown: units of {}, prefetch {}; least memory within 3 % of it: units of {}, prefetch {}\n",
+          "# smallest slowdown: units of {}, prefetch {}; least memory at up to 3 % more: units of {}, prefetch {}\n",
           size_text(best->bytes), best->prefetch, size_text(frugal->bytes), frugal->prefetch);
   }
   json_->root["wrong"] = wrong_;

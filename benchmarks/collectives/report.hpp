@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What was measured, as a table and as JSON.
+// Results of the collectives benchmark, as a table and as JSON.
 #pragma once
 
 #include <cstddef>
@@ -30,22 +30,22 @@ struct Row {
   Form out_of_place, in_place;
 };
 
-/// Communication against compute. Seconds of one pass.
+/// Overlap of communication and compute. Seconds of one pass.
 struct OverlapRow {
   std::string what;       ///< a collective, or "full_shard"
   std::size_t bytes = 0;  ///< of a collective, or of a unit
   std::size_t units = 0;  ///< 0: single calls
   int prefetch = 0;
   double comm = 0, compute = 0, overlapped = 0;
-  double compute_beside = 0;  ///< what compute took beside the communication
+  double compute_beside = 0;  ///< time of compute while communication runs
   std::size_t reserved = 0;   ///< bytes that the engine holds on a rank
 
   double slowdown() const { return compute_beside / compute; }
-  double exposed() const { return overlapped - compute; }
+  double added() const { return overlapped - compute; }  ///< time that communication adds to compute alone
   double efficiency() const { return (comm + compute - overlapped) / (comm < compute ? comm : compute); }
 };
 
-/// Prints on one rank, remembers for JSON.
+/// Prints rows on one rank, and keeps them for the JSON file.
 class Report {
  public:
   /// @param device in words; @param printing on this rank
@@ -56,7 +56,7 @@ class Report {
   void add(Row const& row);
   void begin_overlap(std::string const& compute);
   void add(OverlapRow const& row);
-  /// Writes the JSON file, prints what the rows have in common. @return the exit code: 1 if elements were wrong
+  /// Writes the JSON file, prints a summary of the rows. @return the exit code: 1 if elements were wrong
   int finish();
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's whole measurement; and the entry of each communicator, in a translation unit of its own.
+// Entry points of the benchmark: one for each communicator, in a translation unit of its own.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's whole measurement, over any communicator.
+// The measurement of one rank, over any communicator.
 #pragma once
 
 #include <sched.h>

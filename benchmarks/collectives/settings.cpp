@@ -39,7 +39,7 @@ std::optional<int> number_from(std::initializer_list<char const*> variables) {
   return std::nullopt;
 }
 
-/// What an MPI launcher (mpirun, mpiexec, srun) says to the processes that it starts.
+/// Variables that an MPI launcher (mpirun, mpiexec, srun) sets for its processes.
 struct Launch {
   /// Open MPI; Hydra, Intel MPI and every launcher that speaks PMI; MVAPICH. They set these for one process, too.
   std::optional<int> size = number_from({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"});
@@ -70,7 +70,7 @@ std::string read_bytes(std::string const& text, std::size_t& bytes) {
                                                  {"MB", 20}, {"MiB", 20}, {"G", 30}, {"GB", 30}, {"GiB", 30}};
   auto const shift = shifts.find(unit);
   if (digits == 0 || digits > 10 || shift == shifts.end())
-    return fmt::format("'{}' is no byte count (such as 8, 64K, 1M, 2G)", text);
+    return fmt::format("expected a byte count such as 8, 64K, 1M or 2G, got '{}'", text);
   bytes = static_cast<std::size_t>(std::strtoull(text.c_str(), nullptr, 10)) << shift->second;
   return {};
 }
@@ -127,7 +127,7 @@ char const* name(Mode mode) {
 
 int parse(int argc, char** argv, Build const& build, Settings& s) {
   CLI::App app(
-      "Times collectives as nccl-tests does, beside the plain memory operation that they contain at least.\n"
+      "Times collectives as nccl-tests does, and the plain copies or sums that each needs at least.\n"
       "S is the total size in bytes (all_gather: of the result; reduce_scatter: of a rank's input); algbw = S/t;\n"
       "busbw = algbw * (n-1)/n, for all_reduce algbw * 2(n-1)/n. Times are medians over rounds of the mean over\n"
       "iterations, of the slowest rank.");
@@ -187,8 +187,8 @@ int parse(int argc, char** argv, Build const& build, Settings& s) {
   app.add_option("--bind", s.bind, "bind the threads of each rank to one core (0 or 1)")->capture_default_str();
   app.add_option("--json", s.json, "also write the results to this file");
   scopes.push_back({app.add_option("--hardware", s.hardware,
-                                   "also write bandwidth and launch of all_gather to this file for nanogpt plan: of a "
-                                   "node, whose ranks these are; its other lines stay"),
+                                   "also write bandwidth and launch of all_gather to this hardware file of nanogpt "
+                                   "plan; the ranks must be those of one node; other lines of the file stay"),
                     {Mode::table}});
   scopes.push_back(
       {app.add_flag("--between_nodes", s.between_nodes,
@@ -198,7 +198,7 @@ int parse(int argc, char** argv, Build const& build, Settings& s) {
 
   bool overlap = false;
   bool sweep = false;
-  app.add_flag("--overlap", overlap, "run collectives beside matrix products");
+  app.add_flag("--overlap", overlap, "run collectives during matrix products");
   auto* const units = number("--units", s.units,
                              "with --overlap: measure a FullShard engine with this many units instead of single calls",
                              1, 4096, {Mode::units, Mode::sweep});
@@ -216,7 +216,7 @@ int parse(int argc, char** argv, Build const& build, Settings& s) {
     s.mode = sweep ? Mode::sweep : !overlap ? Mode::table : units->count() > 0 ? Mode::units : Mode::overlap;
     for (auto const& [option, modes] : scopes)
       require(option->count() == 0 || std::find(modes.begin(), modes.end(), s.mode) != modes.end(),
-              fmt::format("{} means nothing in {}", option->get_name(), name(s.mode)));
+              fmt::format("{} has no effect in {}; leave it out", option->get_name(), name(s.mode)));
     check_together(s, ranks->count() > 0);
   } catch (CLI::CallForHelp const&) {
     if (rank == 0) std::fputs(app.help().c_str(), stdout);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the command line of the collectives benchmark says: nccl-tests' flags, and a few of our own.
+// Settings of the collectives benchmark: flags of nccl-tests, and a few more.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,7 @@ struct Settings {
   std::vector<std::size_t> sizes() const;
 };
 
-/// What the program was built with.
+/// Features that the program was built with.
 struct Build {
   std::vector<std::string> comms;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The measurement of collectives, once for every communicator and element type.
+// Measures collectives, over any communicator and element type.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,7 @@ inline int value_of(int rank, std::size_t i) {
   return static_cast<int>((((i * 2654435761u) >> 13) + static_cast<std::size_t>(rank) * 5 + (i >> 7)) & 3u);
 }
 
-/// What other libraries measure beside us; none by default. MPI's is in vendor_mpi.hpp.
+/// Collectives of other libraries, for comparison; none by default. vendor_mpi.hpp has MPI's.
 struct NoVendor {
   template <class T>
   static constexpr bool supports(Collective) {
@@ -166,7 +166,7 @@ class Table {
     auto const distance = std::min(places(extent), reuse);
     for (std::size_t k = 0; k < static_cast<std::size_t>(iterations); ++k) {
       auto const at = buffers(collective, extent, in_place, next_++);
-      // What peers may still read is overwritten only when the buffer comes round again.
+      // A buffer that peers may still read is overwritten only after a full rotation.
       if (in_place && k >= distance)
         comm_.wait_for_peers(stream_, tickets[(k - distance) % reuse], fsdp::WaitSite::none);
       tickets[k % reuse] = one(collective, extent, at);

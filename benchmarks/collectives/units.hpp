@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's own schedule: a FullShard engine over L equal units of matrix products, forward and backward.
+// Overlap in an engine: FullShard over L equal units of matrix products, forward and backward.
 #pragma once
 
 #include <algorithm>
@@ -113,7 +113,7 @@ class Units {
     for (auto layer = modules.rbegin(); layer != modules.rend(); ++layer) layer->backward();
     engine.synchronize();
   }
-  /// The same products without an engine.
+  /// Times the products without an engine.
   void step_alone(Shape const& shape, float const* weights, float* gradient) {
     auto const all = static_cast<std::int64_t>(shape.units) * shape.matrices;
     for (std::int64_t i = 0; i < all; ++i) products_.forward(compute_, weights + i * products_.matrix());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MPI's own collectives, measured beside ours.
+// Measures MPI's own collectives, for comparison.
 #pragma once
 
 #include <cstddef>

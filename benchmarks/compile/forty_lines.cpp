@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small trainer, as a user's file that is compiled often.
+// A small trainer, as an example of a user's file that is compiled often.
 #include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"

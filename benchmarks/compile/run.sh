@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What it costs to compile against the headers: CPU seconds and peak memory of files as users have them, beside
-# `#include <fmt/format.h>`. Rounds are interleaved, the best of them counts. Nothing is linked.
+# Measures the cost of compiling against the headers: CPU seconds and peak memory of typical user files, and of
+# `#include <fmt/format.h>` for comparison. Rounds are interleaved, the best of them counts. Nothing is linked.
 #
 #   benchmarks/compile/run.sh [--rounds=5] [--against=DIR] [COMPILER...]
 #
 #   --against=DIR   another checkout, measured in the same rounds: prints its figures and the ratio
-#   COMPILER...     default: g++ clang++, as far as they are there
+#   COMPILER...     default: g++ and clang++, if installed
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 rounds=5 against=

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The yardstick: LayerNorm, softmax and GELU written by hand with AVX-512 intrinsics.
+// The reference: LayerNorm, softmax and GELU written by hand with AVX-512 intrinsics.
 #pragma once
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__)

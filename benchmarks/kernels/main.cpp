@@ -136,11 +136,11 @@ void rows() {
     print("gelu forward", static_cast<double>(n), ours, hand);
   }
 #else
-  std::puts("no AVX-512 on this target: no yardstick for the row kernels");
+  std::puts("no AVX-512 on this target: the row kernels have no reference");
 #endif
 }
 
-/// Time per element of what has no yardstick here.
+/// Time per element of kernels without a reference here.
 void others() {
   std::int64_t const n = 1 << 17, columns = 768, count = n / columns;
   Array x(n), y(n), z(n), hidden(n), w(columns), g(columns), b(columns), mean(count), scale(count, 1.0f);

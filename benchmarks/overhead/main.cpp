@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's own costs: microseconds per unit and pass when kernels do nothing, on 1 and 2 ranks (threads); and
+// Overhead of the library: microseconds per unit and pass when kernels do nothing, on 1 and 2 ranks (threads); and
 // microseconds per module to declare, seal, train, export and save engines of many modules.
 //
 // usage: bench_overhead [--units=4,16,64] [--modules=250,1000,5000] [--ranks=1,2] [--steps=400]
 //
 // inline: compute runs on the calling thread, as in a trainer that calls its own kernels there. streams: compute is a
 // stream with a worker. With one rank, fp32 parameters are used where they are; bf16 ones are cast on the gather
-// stream. "host" is what the calling thread spends in the phase; "done" adds the wait until every stream has run dry,
-// so it is what the phase takes on its own. Medians over the steps, of rank 0. The second table has medians over five
+// stream. "host" is the time of the calling thread in the phase; "done" adds the wait until every stream has run dry,
+// so it is the time of the phase on its own. Medians over the steps, of rank 0. The second table has medians over five
 // engines; each module is a unit of its own.
 #include <fmt/format.h>
 

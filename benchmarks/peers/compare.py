@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""nanogpt's training speed on the host beside PyTorch's, and llm.c's, on this machine.
+"""Compares nanogpt's training speed on the host with PyTorch's and llm.c's, on this machine.
 
     pip install torch
     python3 benchmarks/peers/compare.py --model=124m --pairing=sharded
@@ -8,7 +8,7 @@
 Both sides are started once, on the same cores, with as many threads, the same model, batch, token file and optimizer. Then
 they take turns: pieces of about a second, at least one step, of one side while the other is stopped (SIGSTOP) with all
 its processes; who begins alternates from pair to pair. A pair gives a ratio of tokens per second; the result is their
-median with a bootstrap interval of 95 %. docs/performance.md says how to read it.
+median with a bootstrap interval of 95 %. docs/performance.md explains the output.
 
 --model, --pairing and --peers take lists (a,b); every combination is compared, one after another.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The token file that both sides read, in the folder where nanogpt looks for it."""
+"""Makes the token file that both sides read, in the folder of nanogpt's data sets."""
 import array
 import json
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine is, as far as speed depends on it."""
+"""Describes the machine and the settings that affect speed."""
 import os
 import pathlib
 import platform
@@ -46,7 +46,7 @@ def blas_environment():
 
 
 def speed_variables(environment):
-    """Those of an environment that change speed, and those that differ from this program's."""
+    """Variables of an environment that change speed, and those that differ from this program's."""
     chosen = {key: value for key, value in sorted(environment.items()) if key.startswith(PREFIXES)}
     changed = {key: os.environ.get(key) for key, value in chosen.items() if os.environ.get(key) != value}
     return chosen, changed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llm.c's train_gpt2 on the host: its own times of its steps, as it prints them."""
+"""Runs llm.c's train_gpt2 on the host, and reads the step times that it prints."""
 import os
 import pty
 import re
@@ -64,7 +64,7 @@ def step_seconds(text):
 
 
 def check_same_model(text, ours, block, width):
-    """Its file of weights may hold another model than nanogpt has been told.
+    """Checks that its file of weights holds the model that nanogpt trains.
 
     @param ours  nanogpt's parameters, `block` positions of `width` among them; its own model has more positions
     """

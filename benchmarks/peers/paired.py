@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two sides in turns on the same cores, and what their ratio is."""
+"""Runs two sides in turns on the same cores, and computes the ratio of their speeds."""
 import random
 import statistics
 from dataclasses import asdict
@@ -18,7 +18,7 @@ def bootstrap_interval(values, statistic=statistics.median, share=0.95, resample
 
 
 def steps_of_a_piece(side, piece_seconds, limit):
-    """As many whole steps as fit, at least one."""
+    """The number of whole steps that fit, at least one."""
     for _ in range(TRIALS):
         trial = side.piece(1, limit)
     return max(1, int(piece_seconds / trial.seconds))
@@ -60,7 +60,7 @@ def summary(pieces, tokens_per_step, cores):
         "cores_used": statistics.median(piece.cpu_seconds / piece.waited for piece in pieces),
         "others": statistics.median(piece.others_seconds / piece.waited / cores for piece in pieces),
         "stolen": statistics.median(piece.stolen_seconds / piece.waited / cores for piece in pieces),
-        # Of what this program waited for, the part that the side did not count.
+        # The part of this program's wait that the side did not count.
         "uncounted": statistics.median(1 - piece.seconds / piece.waited for piece in pieces),
         "pieces": [asdict(piece) for piece in pieces],
     }
@@ -89,7 +89,7 @@ def paired_result(rounds, tokens_per_step, cores, while_waiting):
 
 
 def unpaired_result(pieces, seconds, ready, tokens_per_step, cores):
-    """Of pieces of ours around a stretch of theirs: what disturbed one side need not have disturbed the other."""
+    """The ratio of medians of nanogpt's pieces and of llm.c's steps between them: a disturbance may hit one side only."""
     ours = summary(pieces, ready["tokens_per_step"], cores)
     speeds = [speed(piece, ready["tokens_per_step"]) for piece in pieces]
     others = [tokens_per_step / each for each in seconds]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session: a process with all that it has started, as /proc shows them, stopped, continued, ended, and what they use.
+"""A session: a process and all that it has started, from /proc. It can be stopped, continued and ended, and measured.
 
-A session is named by the process that it began with, and outlives it: what that process leaves behind is still found.
+A session is named by the process that it began with, and outlives it: processes that it leaves behind are still found.
 """
 import os
 import pathlib
@@ -20,7 +20,7 @@ def fields(stat):
 
 
 def members(session):
-    """Its living processes, and those that they have started with sessions of their own."""
+    """Living processes of the session, and of sessions that they have started."""
     children, found = {}, []
     for name in os.listdir("/proc"):
         if not name.isdigit() or not (words := fields(f"/proc/{name}/stat")) or words[0] in "ZX":
@@ -42,7 +42,7 @@ def send(pids, which):
 
 
 def is_stopped(pid):
-    """Whether none of its threads can run."""
+    """Whether all of its threads are stopped or have ended."""
     threads = pathlib.Path(f"/proc/{pid}/task").glob("*/stat")
     return all(words is None or words[0] in "TtZX" for words in map(fields, threads))
 
@@ -73,7 +73,7 @@ def kill(session):
 
 
 def cpu_seconds(session):
-    """Of its living processes, in user and system."""
+    """CPU seconds of its living processes, in user and system mode."""
     words = (fields(f"/proc/{pid}/stat") for pid in members(session))
     return TICK * sum(int(w[11]) + int(w[12]) for w in words if w)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPT-2 in PyTorch as nanoGPT has it, for benchmarks: pytorch_peer.py here, and benchmarks/step/pytorch_step.py.
+"""nanoGPT's GPT-2 in PyTorch, for benchmarks: pytorch_peer.py here, and benchmarks/step/pytorch_step.py.
 
 No biases, no dropout, exact GELU, the head is the token table, attention by scaled_dot_product_attention; AdamW that
 decays tensors of two dimensions.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison prints."""
+"""Prints a comparison."""
 import os
 import shlex
 import subprocess
@@ -73,7 +73,7 @@ def threads(count):
 
 
 def configuration(ready):
-    """What a side has said of itself."""
+    """The settings in a side's first line, as a text."""
     if "torch" in ready:
         return listed([f"torch {ready['torch']}", f"{ready['dtype']}{' autocast' * (ready['dtype'] != 'float32')}",
                        threads(ready['threads']), f"AdamW {ready['adamw']}",
@@ -104,7 +104,7 @@ def result(found):
 
 
 def remarks(found):
-    """What a reader should know before trusting the figures."""
+    """Warnings about disturbances and differences that make the figures less reliable."""
     for side in (found["ours"], found["theirs"]):
         if "pieces" not in side:
             continue

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compare.py is told, and what of it can be checked before anything is started."""
+"""Command line of compare.py, and its checks before anything is started."""
 import argparse
 import itertools
 import os
@@ -83,7 +83,7 @@ def arguments(description):
     add("--ranks", type=count, default=2, help="number of ranks of replicated and sharded")
     add("--threads", type=count, default=1, help="number of threads of each rank")
     add("--cores", type=core_list, metavar="LIST",
-        help="cores for both sides, e.g. 0,2-3: ranks times threads many (default: the first ones)")
+        help="cores for both sides, e.g. 0,2-3; their number must be ranks times threads (default: the first ones)")
     add("--pairs", type=count, default=20)
     add("--piece-seconds", type=seconds, default=1.0)
     add("--burn-in", type=count, default=3, help="steps before the first piece")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One side of a comparison: a trainer that is started once and takes pieces, some steps without a break, when told.
+"""One side of a comparison: a trainer that is started once, and runs pieces of some steps on request.
 
 The protocol is that of `nanogpt bench --pieces` (examples/nanogpt/pieces.hpp). Between its pieces a side is stopped with
 all its processes, so that no thread of it spins or polls on the cores that the other side has then.
@@ -19,7 +19,7 @@ import processes
 
 
 class PeersError(Exception):
-    """What keeps a comparison from being made, in a sentence for the user."""
+    """An error that prevents a comparison, as a sentence for the user."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Piece:
 
 @dataclass
 class Launch:
-    """How a side is started."""
+    """Start command of a side, and its environment."""
 
     name: str
     command: list

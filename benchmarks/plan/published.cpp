@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Published throughputs of other trainers beside the plan's clock, and beside the prediction that nothing changes.
+// Compares published throughputs of other trainers with the plan's forecast, and with the calibration run's throughput.
 //
 // Sources: llm-foundry, scripts/train/benchmarking/README.md, tables of 2,048 tokens (commit 061f2c7ce64e, "A100 40GB
 // with 1600 Gbps node-node interconnect", "H100 80GB BF16"); torchtitan, benchmarks/llama3_h100_202412_torchtitan.md

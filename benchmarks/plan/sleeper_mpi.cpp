@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engines whose compute sleeps, over real links, beside the clock of the same program.
+// Compares step times of engines whose compute sleeps, over real links, with the forecast of the same program.
 //
 //   mpirun -n 2 bench_plan_sleeper_mpi [UNITS ELEMENTS FORWARD_MS STEPS]
 //

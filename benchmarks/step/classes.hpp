@@ -39,7 +39,7 @@ constexpr std::string_view kernel_name() {
   return text.substr(begin, text.find_first_of(";]", begin) - begin);
 }
 
-/// What a kernel is counted under: the first row whose word is in its name. A kernel that no row knows is "other", and
+/// The class of a kernel: the first row whose word is in its name. A kernel that no row knows is "other", and
 /// the report names it.
 constexpr KernelClass class_of(std::string_view kernel) {
   struct Row {

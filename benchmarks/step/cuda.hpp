@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CUDA translation units of the step benchmark share.
+// Declarations shared by the CUDA translation units of the step benchmark.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Single kernels: what memory-bound ones reach of copy bandwidth, and attention alone.
+// Measures single kernels: memory-bound ones against copy bandwidth, and attention.
 #pragma once
 
 #include <algorithm>

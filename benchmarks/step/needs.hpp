@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a training step needs at least, by class of kernels: FLOP and bytes.
+// Minimum FLOP and bytes of a training step, by class of kernels.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device that measures every kernel, copy and matrix product where it runs: in the step, on its stream.
+// A device that measures every kernel, copy and matrix product inside a step, on its stream.
 #pragma once
 
 #include <cstddef>
@@ -58,7 +58,7 @@ class Profile {
     marks_.reset();
     return times;
   }
-  /// Calls since start() that found no room.
+  /// Number of calls since start() that exceeded the capacity.
   std::int64_t lost() const { return lost_; }
   /// All calls so far, measured or not.
   std::int64_t seen() const { return seen_; }

@@ -72,7 +72,7 @@ def measured_product(args, device):
 
 
 def peak(args, device, name):
-    """FLOP per second that MFU is relative to, and where the figure comes from: as bench_step has it."""
+    """Reference of MFU in FLOP per second, and its source, as in bench_step."""
     if args.peak > 0:
         return args.peak * 1e12, "given"
     if args.dtype == "bfloat16" and device.type == "cuda":
@@ -191,11 +191,11 @@ def arguments():
     for name, value in (("vocab_size", 50304), ("block", 1024), ("accumulate", 1), ("burn_in", 10), ("timed", 20), ("repeats", 20)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--clip", type=float, default=1.0)
-    parser.add_argument("--peak", type=float, default=0.0, help="TFLOP/s that MFU is relative to; 0: data sheet, else measured")
+    parser.add_argument("--peak", type=float, default=0.0, help="reference of MFU in TFLOP/s; 0: data sheet, else measured")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--variant", choices=("eager", "compiled", "both"), default="both")
-    parser.add_argument("--attention", action="store_true", help="attention alone instead of a step")
+    parser.add_argument("--attention", action="store_true", help="measure attention instead of a step")
     parser.add_argument("--json", default="", help="file that gets a line of JSON for each variant")
     args = parser.parse_args()
     layers, heads, width, batch = MODELS[args.model]

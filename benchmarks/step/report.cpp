@@ -84,9 +84,11 @@ Json print_classes(StepSettings const& settings, Roof const& roof, StepFigures c
     ms[static_cast<std::size_t>(kernel.of)] += kernel.seconds / steps * 1e3;
     launches[static_cast<std::size_t>(kernel.of)] += kernel.launches;
   }
-  fmt::print("#\n# a step taken apart ({} steps of {:.4f} ms, {:.2f} x the plain step; marks add {:.2f} us a launch)\n",
-             settings.profiled, step_ms, f.profiled_seconds / f.median_seconds, roof.mark_seconds * 1e6);
-  fmt::print("# need: FLOP at the products' rate or bytes at the copy's, the larger\n");
+  fmt::print(
+      "#\n# a step by kernel class ({} profiled steps of {:.4f} ms, {:.2f} x the plain step; marks add {:.2f} us per "
+      "launch)\n",
+      settings.profiled, step_ms, f.profiled_seconds / f.median_seconds, roof.mark_seconds * 1e6);
+  fmt::print("# need: minimum time, the larger of FLOP / product rate and bytes / copy rate\n");
   fmt::print("# {:<22} {:>9} {:>11} {:>8} {:>11} {:>9}\n", "class", "launches", "ms", "share", "need ms", "of roof");
   auto rows = Json::array();
   double sum_ms = 0, sum_need = 0;
@@ -113,7 +115,7 @@ Json print_classes(StepSettings const& settings, Roof const& roof, StepFigures c
     none = false;
   }
   fmt::print("{}\n", none ? " none" : "");
-  if (f.lost > 0) fmt::print("# {} launches found no room in the profile and are in 'rest'\n", f.lost);
+  if (f.lost > 0) fmt::print("# {} launches exceeded the profile's capacity and are counted in 'rest'\n", f.lost);
   return rows;
 }
 
@@ -162,7 +164,7 @@ void report_step(StepSettings const& settings, Roof const& roof, StepFigures con
 void report_kernels(StepSettings const& settings, Roof const& roof, std::string const& device,
                     std::vector<KernelFigures> const& kernels) {
   print_head(settings, roof, device);
-  fmt::print("# each kernel alone, out of a cold cache; median of {}; bytes: the least that it can move\n",
+  fmt::print("# each kernel alone, with a cold cache; median of {}; bytes: the minimum that it moves\n",
              settings.repeats);
   fmt::print("# {:<34} {:>11} {:>10} {:>10} {:>9} {:>9}\n", "kernel", "us", "MB", "GB/s", "of copy", "TFLOP/s");
   auto root = json_head(settings, roof, device);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Figures of the step benchmark, and how they are shown. Its translation unit is never nvcc's.
+// Figures of the step benchmark, and their tables. Its translation unit is never nvcc's.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace bench {
 
-/// A step, timed and taken apart. Times are of one optimizer step.
+/// A step, timed and profiled. Times are of one optimizer step.
 struct StepFigures {
   std::string device;
   std::int64_t parameters = 0;
@@ -24,7 +24,7 @@ struct StepFigures {
   double loss = 0;            ///< of the last step
   std::int64_t account_bytes = 0;
   std::int64_t peak_bytes = 0;      ///< CUDA: of the device, in use by all; host: largest resident set of the process
-  double profiled_seconds = 0;      ///< of a step that was taken apart; 0: none was
+  double profiled_seconds = 0;      ///< of a profiled step; 0: none was
   std::int64_t lost = 0;            ///< launches that the profile had no room for
   std::vector<KernelTime> kernels;  ///< sums over the profiled steps
   std::array<Need, class_count> needs{};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the device can do at best, measured: a copy out of a cold cache, and a large matrix product.
+// Measured peak rates of the device: a copy out of a cold cache, and a large matrix product.
 #pragma once
 
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The entries of each device and type, in translation units of their own.
+// Entry points for each device and type, in translation units of their own.
 #pragma once
 
 #include <string>

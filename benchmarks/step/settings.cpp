@@ -33,7 +33,7 @@ void require(bool holds, std::string const& message) {
 int parse(int argc, char** argv, bool cuda, StepSettings& s) {
   CLI::App app(
       "Times training steps of a GPT on one rank: forward, backward, gradient norm, AdamW, on random tokens.\n"
-      "With --kernels: memory-bound kernels and attention alone, each out of a cold cache.");
+      "With --kernels: memory-bound kernels and attention, each with a cold cache.");
   std::vector<std::string> names;
   for (auto const& model : models) names.emplace_back(model.name);
   auto const count = [&](std::string const& flag, std::int64_t& value, std::string const& description,

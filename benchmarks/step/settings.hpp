@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the command line of the step benchmark says.
+// Settings of the step benchmark.
 #pragma once
 
 #include <cstddef>

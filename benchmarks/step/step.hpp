@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training steps of a GPT on one rank: timed, then taken apart.
+// Training steps of a GPT on one rank: timed, then profiled by kernel.
 #pragma once
 
 #include <algorithm>

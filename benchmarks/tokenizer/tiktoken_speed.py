@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How fast `nanogpt prepare --tokenizer=gpt2` is beside tiktoken, on one text, taken in turns.
+"""Compares the speed of `nanogpt prepare --tokenizer=gpt2` with tiktoken's, on one text, in turns.
 
     pip install tiktoken
     python3 benchmarks/tokenizer/tiktoken_speed.py build/cpu/examples/nanogpt/nanogpt TEXT ENCODER_JSON VOCAB_BPE [--copies=20]
@@ -38,7 +38,7 @@ def main():
     parser = argparse.ArgumentParser()
     for name in ("nanogpt", "text", "encoder_json", "vocab_bpe"):
         parser.add_argument(name, type=pathlib.Path)
-    parser.add_argument("--copies", type=int, default=20, help="of the text, one after the other")
+    parser.add_argument("--copies", type=int, default=20, help="number of copies of the text, one after the other")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     files = {name: str(getattr(args, name).resolve()) for name in ("nanogpt", "encoder_json", "vocab_bpe")}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For trainers that own raw pointers: a unit that sets the caller's pointers while its parameters are there.
+// A unit for trainers that own raw pointers: it sets the caller's pointers while its parameters are unsharded.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// One tensor of the caller's: where its pointers are kept, and its shape.
+/// A tensor of the caller: the addresses of its pointers, and its shape.
 template <class Param, class Reduce>
 struct AdoptedTensor {
   std::string name;
@@ -23,16 +23,16 @@ struct AdoptedTensor {
   Reduce** gradient = nullptr;
   std::vector<std::int64_t> shape;
   TensorOptions options{};
-  /// The pointers are to a stack (L, shape...) of which this is a slice: `*weight + slice * elements` is set to the
-  /// tensor. Nothing else of the stack may be accessed.
+  /// Index of this tensor in a stacked array (L, shape...) to which the pointers belong: `*weight + slice * elements`
+  /// is set to the tensor. The caller may access no other slice.
   std::int64_t slice = 0;
 };
 
 struct AdoptedOptions {
   /// The caller's kernels are enqueued on engine.compute(), which need not be inline then.
   bool kernels_are_enqueued = false;
-  std::optional<ShardingStrategy> strategy{};  ///< of its unit, as in Engine::add_unit; not set: the engine's
-  bool frozen = false;                         ///< of its unit: see UnitOptions. Gradient pointers may be left out
+  std::optional<ShardingStrategy> strategy{};  ///< strategy of the unit, as in Engine::add_unit; not set: the engine's
+  bool frozen = false;                         ///< freezes the unit: see UnitOptions. Gradient pointers may be left out
 };
 
 /// Registers the caller's tensors as the next unit in forward order.
@@ -55,8 +55,8 @@ class AdoptedUnit {
   /// @throws UsageError if compute is a host stream that is not inline, unless kernels are enqueued
   AdoptedUnit(E& engine, std::string name, std::vector<Tensor> tensors, AdoptedOptions options = {})
       : AdoptedUnit(engine, nullptr, name, std::move(tensors), options) {}
-  /// A further use of a unit, such as a tied head. Tensors that the unit has already, by name, are the same storage;
-  /// they are declared as before. The unit is held from its first use to its last.
+  /// Registers a further use of a unit, such as a tied head. Tensors that the unit has already, by name, are the same
+  /// storage; they are declared as before. The unit is held from its first use to its last.
   /// @param name  of the use
   /// @throws UsageError also if options set a strategy: the unit has one
   AdoptedUnit(E& engine, UnitId unit, std::string name, std::vector<Tensor> tensors, AdoptedOptions options = {})
@@ -88,12 +88,12 @@ class AdoptedUnit {
   };
   Scope forward() { return Scope(*this, Pass::forward); }
   Scope backward() { return Scope(*this, Pass::backward); }
-  /// Forward again, in backward: see Engine::recompute_segment.
+  /// Recomputes forward in backward: see Engine::recompute_segment.
   Scope recompute() { return Scope(*this, Pass::recompute); }
 
   /// The unit, for further uses.
   UnitId unit() const { return unit_; }
-  /// Its turn in the declared order: what prefetch lists name.
+  /// The unit's turn in the declared order, for prefetch lists.
   UseId use() const { return use_; }
   operator UseId() const { return use_; }
 
@@ -116,8 +116,8 @@ class AdoptedUnit {
                    "rank {}: adopted tensor '{}': expected AdoptedTensor::slice from 0 to {}, got {}", engine.rank(),
                    tensor.name, most_slices, tensor.slice);
       FSDP_EXPECTS(static_cast<void*>(tensor.gradient) != static_cast<void*>(tensor.weight),
-                   "rank {}: adopted tensor '{}': weight and gradient are the same pointer", engine.rank(),
-                   tensor.name);
+                   "rank {}: adopted tensor '{}': weight and gradient are the same pointer; expected one for each",
+                   engine.rank(), tensor.name);
       for (auto const& other : tensors_)
         FSDP_EXPECTS(
             &other == &tensor ||
@@ -132,11 +132,10 @@ class AdoptedUnit {
   }
   static UnitId expect_unit(E& engine, UnitId unit, std::string const& name, AdoptedOptions const& options) {
     bool const is_frozen = unit.index < engine.shards().size() && engine.shards()[unit].frozen;
-    FSDP_EXPECTS(
-        !options.strategy && (!options.frozen || is_frozen),
-        "rank {}: adopted unit '{}' is a further use of a unit: its strategy, and whether it is frozen, are set "
-        "where the unit is added",
-        engine.rank(), name);
+    FSDP_EXPECTS(!options.strategy && (!options.frozen || is_frozen),
+                 "rank {}: adopted unit '{}' is a further use of a unit; set strategy and frozen "
+                 "where the unit is added",
+                 engine.rank(), name);
     return unit;
   }
   static void expect_compute(E& engine, std::string const& name, AdoptedOptions const& options) {
@@ -161,7 +160,7 @@ class AdoptedUnit {
         *tensors_[i].gradient = moved<Reduce>(buffers.gradients, offset);
     }
   }
-  /// `pointer + offset`, which may lie before the buffer.
+  /// `pointer + offset`. The result may lie before the buffer.
   template <class T>
   static T* moved(void* pointer, std::int64_t offset) {
     auto const address = reinterpret_cast<std::uintptr_t>(pointer);

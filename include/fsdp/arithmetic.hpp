@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The floating-point arithmetic that equal bits rest on: which compiler flags take it away, and a thread's modes.
+// Floating-point arithmetic with equal bits: compiler flags that change results, and rounding modes of a thread.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace detail {
 
-// Where the processor keeps how the calling thread computes, and the bits of it that are clear under IEEE 754 as a
-// program starts: subnormal results or operands taken as zero, and a rounding other than to nearest even.
+// The control register for floating-point arithmetic of the calling thread, and its bits that are clear when a program
+// starts: subnormal results or operands taken as zero, and rounding other than to nearest even.
 #if defined(__SSE__)
 inline constexpr std::uint64_t arithmetic_modes = 0x8000u | 0x6000u | 0x0040u;  // MXCSR: FZ, RC, DAZ
 inline std::uint64_t read_arithmetic() { return __builtin_ia32_stmxcsr(); }
@@ -44,7 +44,8 @@ inline void write_arithmetic(std::uint64_t) {}
 
 }  // namespace detail
 
-/// While it lives, the calling thread computes as IEEE 754 says: subnormals are kept, results are rounded to nearest.
+/// While this object lives, the calling thread computes as IEEE 754 says: subnormals are kept, results are rounded to
+/// nearest.
 ///
 /// A program linked with -Ofast or -ffast-math starts with subnormals taken as zero, and every thread inherits that
 /// from the one that starts it. Tasks of host streams run inside such a scope; what runs beside them keeps its modes.
@@ -66,10 +67,10 @@ class IeeeArithmetic {
 
 namespace detail {
 
-/// A source file whose flags were found out by trying.
+/// A source file whose compiler flags were found by a test at start-up.
 struct FastMathFile {
   char const* name = nullptr;  ///< nullptr: there is none
-  char const* flag = "";       ///< what it was compiled with, or a flag that stands for that one
+  char const* flag = "";       ///< the flag that it was compiled with, or one that stands for it
 };
 inline FastMathFile fast_math_file;
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The clock of deadlines, which stands still while the process is stopped:
-// see docs/adr/0031-deadlines-count-time-awake.md.
+// Clock of deadlines. It stands still while the process is stopped: see docs/adr/0031-deadlines-count-time-awake.md.
 #pragma once
 
 #include <atomic>
@@ -12,13 +11,13 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// The clock of deadlines: the steady clock without the time in which the whole process was stopped, by SIGSTOP, a
-/// scheduler that suspends jobs, a frozen container or a paused virtual machine. A rank that goes on after an hour of
-/// that has not waited for its peers, which were stopped too.
+/// Clock of deadlines: the steady clock without the time in which the whole process was stopped, by SIGSTOP, a
+/// scheduler that suspends jobs, a frozen container or a pause. A rank that goes on after an hour of that has not
+/// waited for its peers, which were stopped too.
 ///
-/// Every thread that waits looks at the clock again within a second, or is in a LongCall. A longer gap between two looks
-/// of all threads is therefore a stop, and counts as a second. Time in which no thread looks is cut in the same way, but
-/// no wait lies in it.
+/// Every thread that waits looks at the clock again within a second, or is in a LongCall. A longer gap between two
+/// looks of all threads is therefore a stop, and counts as a second. Time in which no thread looks is cut in the same
+/// way, but no wait lies in it.
 struct AwakeClock {
   using duration = std::chrono::nanoseconds;
   using rep = duration::rep;
@@ -35,7 +34,8 @@ struct AwakeClock {
     }
   }
 
-  /// While one lives, gaps count in full: its thread is in a call that may take long, as to a name server.
+  /// While an object of this type lives, gaps count in full: its thread is in a call that may take long, for example to
+  /// a name server.
   class LongCall {
    public:
     LongCall() {

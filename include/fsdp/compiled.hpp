@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether files are compiled for fsdp::compiled, which has compiled much of the library: see [Note: Compiled once].
+// Settings of targets that link fsdp::compiled, which contains template instances: see [Note: Compiled once].
 #pragma once
 
 #include "fsdp/version.hpp"
@@ -12,8 +12,8 @@
 #define FSDP_COMPILED_MPI 0  ///< 1: and fsdp::compiled_mpi
 #endif
 
-/// Before the definition of a function that fsdp::compiled has, and that headers define for everybody else. Weak: a
-/// program may have it of several targets.
+/// Marks a function that fsdp::compiled contains and that headers define for other targets. It is weak, because a
+/// program may link several targets that contain it.
 #if FSDP_COMPILED
 #define FSDP_BODY [[gnu::weak]]
 #else

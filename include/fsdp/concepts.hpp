@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The four doors of the library: Device, Communicator, Strategy, Module.
+// The four concepts of the library: Device, Communicator, Strategy, Module.
 #pragma once
 
 #include <concepts>
@@ -30,7 +30,7 @@ struct ProbeKernel {
 };
 }  // namespace detail
 
-/// Where memory and streams live. A model is a cheap, copyable handle.
+/// A device: owner of memory and streams. A model is a cheap, copyable handle.
 ///
 /// Stream and Event are move-only owners with CUDA's semantics: a stream runs in order; streams are unordered except
 /// through events; `record` may be called again on the same event, and `wait` refers to the latest `record` before it
@@ -59,10 +59,10 @@ concept Device = std::copyable<D> && std::movable<typename D::Stream> && std::mo
 struct Label {
   std::string_view unit;  ///< the unit whose data move
   std::string_view pass;  ///< "forward", "backward", "optimizer", ...
-  std::string_view since{};  ///< what else must be equal on all ranks: what they did last, and the like; copied if kept
+  std::string_view since{};  ///< a text that must be equal on all ranks, such as their latest steps; copied if kept
 };
 
-/// Identifies one enqueued collective of a communicator: what `wait_for_peers` takes.
+/// Identifies one enqueued collective of a communicator, for `wait_for_peers`.
 struct Ticket {
   std::uint64_t sequence = 0;  ///< 1 for the communicator's first collective; 0: nothing to wait for
 };
@@ -114,7 +114,7 @@ constexpr bool order_among_peers() {
   return true;
 }
 
-/// A communicator that wants to know in advance which memory its collectives move. An engine allocates on the world, and
+/// A communicator that must be told in advance which memory its collectives move. An engine allocates on the world, and
 /// registers each allocation with every communicator that moves some of it; those end before the memory is returned.
 template <class C>
 concept RegistersMemory = Communicator<C> && requires(C& comm, void* memory, std::size_t bytes) {
@@ -137,9 +137,9 @@ concept KeepsEnds = requires(C& comm, int engine, std::string_view history) {
   { comm.keep_end(engine, history) } noexcept;              // engine: its number in its mesh, equal on all ranks
 };
 
-/// How a unit's parameters, gradients and optimizer state are divided over ranks (see strategy.hpp): what Engine and
-/// Engine::shard take. A strategy that has a member `group` as well (int) shards within groups of so many consecutive
-/// ranks, and replicates over the groups.
+/// Divides a unit's parameters, gradients and optimizer state over ranks (see strategy.hpp). Engine and Engine::shard
+/// take one. A strategy that has a member `group` as well (int) shards within groups of so many consecutive ranks, and
+/// replicates over the groups.
 template <class S>
 concept Strategy = requires(S const& strategy) {
   { S::name } -> std::convertible_to<std::string_view>;                // for messages, and compared over ranks; not a temporary
@@ -178,7 +178,7 @@ concept Module = requires(M const& module, typename M::template Params<float>& g
   { module.describe(weights, visit) };
 } && !detail::DescribesCopies<M>;
 
-/// A module that may be told that a gradient is fresh.
+/// A module that begins gradient sums itself.
 template <class M>
 concept SetsGradients = Module<M> && requires(M const& module) {
   { module.sets_gradients } -> std::convertible_to<bool>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Questions that rank 0 answers for all ranks.
+// Gathers texts on rank 0, and sends its answer to all ranks.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ std::string consult(C& world, std::string const& mine, std::string_view what, An
     return answer(world.exchange(mine, what));
 }
 
-/// Answers with rank 0's text; with nothing where there is none.
+/// Answers with rank 0's text, or with "" if there is none.
 inline std::string text_of_first(std::vector<std::string> const& texts) {
   return texts.empty() ? std::string() : texts.front();
 }
@@ -40,7 +40,7 @@ inline std::string first_text(std::vector<std::string> const& texts) {
     if (!text.empty()) return text;
   return {};
 }
-/// Answers with nothing: all ranks have come.
+/// Answers with "". The call shows that all ranks have come.
 inline std::string no_text(std::vector<std::string> const& /*texts*/) { return {}; }
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::comm

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first difference between two descriptions that ranks should have in common, in words.
+// A sentence about the first difference between two descriptions that must be equal on all ranks.
 #pragma once
 
 #include <algorithm>

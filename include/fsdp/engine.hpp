@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The owner above the units: mesh, streams, communicators, buffers, order, account.
+// The engine: it owns the mesh's streams, communicators and buffers, and runs passes over units.
 #pragma once
 
 #include <concepts>
@@ -25,7 +25,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// One engine per rank and model. Modules register in forward order; the first use, optimizer or export seals the
+/// Shards one model on one rank. Modules register in forward order; the first use, optimizer or export seals the
 /// engine: layouts and order are compared over all ranks, everything is allocated, and the shards are initialised.
 ///
 /// One host thread at a time is inside an engine's calls, those of its modules, optimizers and checkpoints included; a
@@ -47,7 +47,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   using Stream = typename Device::Stream;
   using Unit = FlatParam<P>;
   template <class M>
-  using Sharded = ShardedModule<M, Engine>;  ///< what shard() makes of a module
+  using Sharded = ShardedModule<M, Engine>;  ///< result of shard()
   using Param = typename P::Param;
   using Reduce = typename P::Reduce;
   using Master = typename P::Master;
@@ -76,7 +76,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   Stream& compute() { return *core_.compute; }
   int rank() const { return core_.where.rank; }
   int world_size() const { return core_.where.world; }
-  /// Of the units that shard.
+  /// Placement of the rank for units that shard.
   Placement const& placement() const { return core_.where; }
   ShardingStrategy const& strategy() const { return core_.declared.strategy(); }
   EngineOptions const& options() const { return core_.declared.options(); }
@@ -152,7 +152,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   }
   template <Module M, class Other>
   void shard(M, std::string_view, Other const&) = delete;  // fsdp: not a UnitId, nor a strategy
-  /// For types that are no modules: ShardedModule says why.
+  /// Overload for types that are no modules: ShardedModule says why.
   template <class M, class... Unit>
   requires(!Module<M>) ShardedModule<M, Engine> shard(M, std::string_view, Unit...) { return {}; }
   template <class M, class... Unit>
@@ -169,7 +169,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
     return {detail::register_use(core_.declared, unit, module, std::move(tensors), places), this};
   }
 
-  /// The same with a unit of its own, which it adds under the module's name.
+  /// Registers a use with a unit of its own, which is added under the module's name.
   /// @param unit  gets it
   [[gnu::cold]] UseId declare_use(UnitOptions const& options, std::string_view module,
                                   std::vector<DeclaredTensor> tensors, std::vector<TensorPlace>& places, UnitId& unit) {
@@ -182,14 +182,15 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
     return {use, this};
   }
 
-  /// Before the engine is sealed: in forward (backward), the module `at` gathers ahead the modules `ahead`, in this
-  /// order, instead of the next ones by depth: `engine.set_forward_prefetch(layers[0], {layers[2], layers[1]})`. They
-  /// come later in the pass than `at`. A recomputed module gathers ahead by depth.
+  /// Sets the modules `ahead` that the module `at` gathers ahead in forward (backward), in this order, instead of the
+  /// next ones by depth: `engine.set_forward_prefetch(layers[0], {layers[2], layers[1]})`. They come later in the pass
+  /// than `at`. A recomputed module gathers ahead by depth. @pre the engine is not sealed
   void set_forward_prefetch(UseId at, std::vector<UseId> const& ahead) { set_prefetch(Pass::forward, at, ahead); }
   void set_backward_prefetch(UseId at, std::vector<UseId> const& ahead) { set_prefetch(Pass::backward, at, ahead); }
 
-  /// Before the engine is sealed: the modules `first` to `last` are recomputed together. In backward, call recompute()
-  /// of each in forward order, then backward() of each in reverse order. Units are gathered once for both.
+  /// Declares a segment: the modules `first` to `last` are recomputed together. In backward, call recompute() of each
+  /// in forward order, then backward() of each in reverse order. Units are gathered once for both. @pre the engine is
+  /// not sealed
   /// @throws UsageError if they overlap another segment, or share a unit with a module outside
   [[gnu::cold]] void recompute_segment(UseId first, UseId last) {
     auto const turn = core_.calls.enter("recompute_segment");
@@ -205,9 +206,9 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
     core_.seal();
   }
 
-  /// What the program and the memory plan are made from: the layouts registered so far.
+  /// Input of the program and of the memory plan: the layouts registered so far.
   MemoryPlanInput plan_input() const { return core_.declared.plan_input(); }
-  /// What happens at each use, once the engine is sealed; to_text() prints it.
+  /// Operations of each use, once the engine is sealed; to_text() prints them.
   Program const& program() const { return core_.program; }
 
   using Backward = BackwardScope<Core>;
@@ -235,8 +236,8 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   /// @throws UsageError without EngineOptions::allow_frozen_parameters
   Backward frozen_parameters(bool on = true) { return Backward(core_, BackwardChange::frozen_parameters, on); }
 
-  /// Before the engine is sealed: adds a path, an order of uses besides the declared one, which may leave some out and
-  /// repeat others: `auto text = engine.add_path("text", {embed, layers[0], head})`. Include fsdp/paths.hpp.
+  /// Adds a path, an order of uses besides the declared one, which may leave some out and repeat others: `auto text =
+  /// engine.add_path("text", {embed, layers[0], head})`. Include fsdp/paths.hpp. @pre the engine is not sealed
   /// @throws UsageError if it has no use, the engine has a path of this name, or it has a part of a segment
   template <class None = void>
   [[gnu::cold]] PathId add_path(std::string_view path_name, std::vector<UseId> const& uses) {
@@ -251,7 +252,8 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   template <class Of = Core>
   PathScope<Of> follow(PathId path) {
     if (path.engine != nullptr && path.engine != this) refuse_foreign("a path id");
-    FSDP_EXPECTS(path.index < core_.declared.path_count(), "rank {}: there is no path {}", rank(), path.index);
+    FSDP_EXPECTS(path.index < core_.declared.path_count(), "rank {}: there is no path {}; the engine has paths 0 to {}",
+                 rank(), path.index, core_.declared.path_count() - 1);
     return PathScope<Of>(core_, path.index);
   }
 
@@ -260,8 +262,8 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   /// @return while it lives, forward passes keep nothing for a backward pass. Nests.
   /// @throws UsageError inside a use, or in the middle of a backward pass
   Evaluation evaluation() { return Evaluation(core_); }
-  /// @return while it lives, the use's full parameters (and in backward its gradients) are there. It converts to false
-  /// if backward passes do not come to this use: see UnitOptions::frozen
+  /// @return while it lives, the use's full parameters (and in backward its gradients) are in memory. It converts to
+  /// false if backward passes do not come to this use: see UnitOptions::frozen
   /// @throws UsageError if there is no such use, or it is another engine's; OrderError if another one comes next
   Scope forward_scope(UseId use) { return Scope(core_, index_of(use), Pass::forward); }
   Scope backward_scope(UseId use) { return Scope(core_, index_of(use), Pass::backward); }
@@ -279,7 +281,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
     auto const turn = core_.calls.enter("discard_gradients");
     core_.discard_gradients();
   }
-  /// What works on shards, between passes: optimizers, norms, exports, checkpoints.
+  /// Interface for code that works on shards between passes: optimizers, norms, exports, checkpoints.
   fsdp::Shards<Engine> shards() { return fsdp::Shards<Engine>(*this); }
   C& world() { return core_.mesh->world(); }
 
@@ -326,8 +328,8 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   /// @throws UsageError if a module cannot be added to the unit
   [[gnu::cold]] void expect_unit(UnitId unit, std::string_view module) {
     if (unit.engine != nullptr && unit.engine != this) refuse_foreign(formatted("the unit of module '{}'", module));
-    FSDP_EXPECTS(unit.index < core_.declared.units().size(), "rank {}: module '{}': the engine has no such unit",
-                 rank(), module);
+    FSDP_EXPECTS(unit.index < core_.declared.units().size(),
+                 "rank {}: module '{}': the engine has no such unit; pass an id of add_unit", rank(), module);
     core_.expect_unsealed(formatted("module '{}' was added", module), "add all modules");
     core_.declared.expect_no_segment(unit.index, module);
   }

@@ -25,7 +25,7 @@ inline constexpr bool address_sanitizer = false;
 #endif
 }  // namespace detail
 
-/// An optimizer step finds a unit without a gradient: no backward pass since the last step has come to it, because all
+/// Treatment of a unit that has no gradient at an optimizer step, because all backward passes since the last step
 /// followed paths that leave it out (fsdp/paths.hpp).
 enum class WithoutGradient : unsigned char {
   refused,    ///< the step throws
@@ -35,7 +35,7 @@ enum class WithoutGradient : unsigned char {
 
 struct EngineOptions {
   int prefetch = 1;                        ///< units gathered ahead of the one that computes
-  std::optional<int> backward_prefetch{};  ///< the same in backward; not set: `prefetch`
+  std::optional<int> backward_prefetch{};  ///< the number in backward; not set: `prefetch`
   std::int64_t max_ahead_bytes = 0;        ///< cap on the bytes of units gathered ahead of their use; 0: none
   bool keep_last = true;                   ///< do not reshard the last unit after forward; backward begins with it
   /// Keep a unit that is used again after others (a tied root) from its first use in forward to its last in backward.
@@ -52,11 +52,11 @@ struct EngineOptions {
   std::int64_t bucket_bytes = 25 << 20;       ///< NoShard: bytes per all-reduce
   std::int64_t first_bucket_bytes = 1 << 20;  ///< NoShard: bytes of the first all-reduce of a backward pass
   int passes_ahead = 4;       ///< passes over the modules that the host may be ahead of compute; at least 1
-  std::uint64_t seed = 1337;  ///< of the initial parameters
+  std::uint64_t seed = 1337;  ///< seeds the initial parameters
   /// The type in which ranks sum gradients. Not set: the type that backward writes (Precision's Reduce). If that is
   /// fp32, bf16 and fp16 are possible too: each rank then rounds its gradients once before they are sent.
   std::optional<DType> reduce_dtype{};
-  /// For debugging, on the host: a pointer to parameters or gradients that is used outside its scope is a segmentation
+  /// For debugging, on the host: a use of a pointer to parameters or gradients outside its scope becomes a segmentation
   /// fault, which AddressSanitizer reports. Each use gets copies of its unit's buffers, at addresses that no other unit
   /// gets; the account does not count the copies. On CUDA it has no effect.
   bool trap_stale_pointers = detail::address_sanitizer;
@@ -70,17 +70,17 @@ struct UnitOptions {
   bool frozen = false;
 };
 
-/// Names a unit that several modules share. Engine::add_unit returns it; by default it names none.
+/// Id of a unit that several modules share. Engine::add_unit returns it; by default it names none.
 struct UnitId {
   std::size_t index = static_cast<std::size_t>(-1);
   void const* engine = nullptr;  ///< engine of the unit; other engines refuse the id. nullptr: not checked
 };
-/// Names a module's turn in the declared order: ShardedModule and AdoptedUnit convert to it. By default it names none.
+/// Id of a module's turn in the declared order. By default it names none.
 struct UseId {
   std::size_t index = static_cast<std::size_t>(-1);
   void const* engine = nullptr;  ///< engine of the use; other engines refuse the id. nullptr: not checked
 };
-/// Names a path of Engine::add_path; by default, the declared order.
+/// Id of a path of Engine::add_path; by default, the declared order.
 struct PathId {
   std::size_t index = 0;
   void const* engine = nullptr;  ///< engine of the path; other engines refuse the id. nullptr: not checked

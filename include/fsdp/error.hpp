@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exceptions that carry the scene: which rank, which unit, what was expected, what came.
+// Exceptions whose messages name the rank, the unit, and the expected and found values.
 #pragma once
 
 #include <exception>
@@ -11,7 +11,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// Base of everything that the library throws.
+/// Base of all exceptions of the library.
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -60,8 +60,7 @@ template <class E>
   return said ? std::string(what) : formatted("{}: {}", who, what);
 }
 
-/// For a terminate handler, which is called before any stack is unwound: the rank, once, and what the exception says
-/// that nothing has caught.
+/// Text of an uncaught exception, with the rank, for a terminate handler, which runs before any stack is unwound.
 [[gnu::cold]] inline std::string uncaught_text(int rank) {
   std::string what = "terminated without an exception";
   try {

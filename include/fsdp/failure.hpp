@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Why a stream or a rank has failed, where its exception cannot travel: to other threads and processes.
+// Failures of streams and ranks, as values that pass to other threads and processes.
 #pragma once
 
 #include <concepts>
@@ -33,7 +33,7 @@ struct Failure {
   }
 };
 
-/// What peers of `rank` are told of its failure. What it has been told of another rank, they are told unchanged.
+/// The failure that peers of `rank` get. If it failed because of another rank, they get that rank's failure unchanged.
 [[gnu::cold]] inline Failure peer_failure(int rank, Failure const& why) {
   if (why.kind == ErrorKind::peer) return why;
   return {ErrorKind::peer, formatted("rank {} failed: {}", rank, why.text)};
@@ -62,7 +62,7 @@ struct Failure {
   }
 }
 
-/// A stream that may fail, as host streams do, and says so. What a Device's streams may have beyond the concept.
+/// A stream that may fail and report it, as host streams do. The concept Device does not require it.
 template <class Stream>
 concept TellsFailure = requires(Stream& stream, Stream const& view) {
   { view.failure() } -> std::same_as<Failure const*>;  // nullptr: whole, as far as is known
@@ -71,7 +71,7 @@ concept TellsFailure = requires(Stream& stream, Stream const& view) {
   stream.finish();                                     // waits until all work is done or skipped; throws nothing
 };
 
-/// Why the stream has failed; nullptr if it has not, or if streams of its device do not fail.
+/// The reason why the stream has failed; nullptr if it has not, or if streams of its device do not fail.
 template <class Stream>
 Failure const* failure_of([[maybe_unused]] Stream const& stream) {
   if constexpr (TellsFailure<Stream>) {
@@ -81,8 +81,8 @@ Failure const* failure_of([[maybe_unused]] Stream const& stream) {
   }
 }
 
-/// For a handler of a PeerError. Peers may have ended because a stream of this rank has failed, and this rank hears of
-/// them first.
+/// Throws the cause of a PeerError that was caught, if it is a stream of this rank. Peers may have ended because a
+/// stream of this rank has failed, and this rank hears of them first.
 /// @throws the failure of `stream`, if it has failed by itself
 template <class Stream>
 [[gnu::cold]] void raise_own_failure([[maybe_unused]] Stream const& stream) {

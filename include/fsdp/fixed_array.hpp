@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An array whose size is fixed when it is made.
+// An array of fixed size on the heap.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
-/// Elements on the heap; their number is fixed at construction. Engines use it where a list does not grow: a
-/// std::vector of each element type takes compilers several times as long.
+/// An array whose size is fixed at construction. Engines use it where a list does not grow: a std::vector of each
+/// element type takes compilers several times as long.
 template <class T>
 class FixedArray {
  public:

@@ -19,7 +19,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace detail {
 
-/// What a field's specification may ask of an argument.
+/// Kind of an argument: a field's specification must fit it.
 enum class FormatKind : unsigned char { text, whole, real, plain };  // plain: no type may be asked for
 
 /// The kinds of up to 32 arguments, two bits each.
@@ -56,7 +56,7 @@ struct FormatSpecification {
   bool width_is_field = false;
   bool precision = false;
   char type = 0;      ///< 0: none
-  std::size_t end{};  ///< where it ends in the text, and a brace should close it
+  std::size_t end{};  ///< end of the specification in the text, where a brace should close it
 };
 constexpr FormatSpecification read_specification(std::string_view text, std::size_t at) {
   FormatSpecification read;
@@ -140,7 +140,7 @@ std::string formatted(detail::FormatTextOf<Args...> text, Args const&... args) {
   return detail::format_arguments(text.view(), arguments);
 }
 
-/// The same, without allocation, cut to the room in `out`. @return what was written there
+/// Formats into `out` without allocation, and cuts the text to the room. @return what was written there
 template <class... Args>
 std::string_view formatted_to(std::span<char> out, detail::FormatTextOf<Args...> text, Args const&... args) {
   FormatArgument const arguments[]{args..., 0};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An argument of a message, as one type for all: see format.hpp.
+// An argument of a message: one type for all kinds, see format.hpp.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,8 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// An argument of a message: a text, a character, a number or a bool. Refers to a text; lives as long as the call.
+/// An argument of a message: a text, a character, a number or a bool. It refers to a text, and lives as long as the
+/// call.
 class FormatArgument {
  public:
   enum class Kind : unsigned char { text, character, whole, natural, single_precision, double_precision, truth };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How messages are formatted: field by field, each by fmt.
+// Formats messages field by field with fmt.
 #pragma once
 
 // fmt as headers alone, unless the program links fmt's library: files then compile faster.
@@ -20,8 +20,8 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
-/// Where a text grows: what has no room is counted and dropped. Texts and plain integers are written here, without
-/// allocation; fmt formats the rest.
+/// Destination of a text. Characters beyond its room are counted and dropped. Texts and plain integers are written
+/// here, without allocation; fmt formats the rest.
 class FormatOutput {
  public:
   explicit FormatOutput(std::span<char> out) : out_(out) {}
@@ -45,7 +45,7 @@ class FormatOutput {
       case FormatArgument::Kind::truth: return format(field, argument.truth(), width);
     }
   }
-  /// Of the whole text, whether it had room or not.
+  /// Length of the whole text, also of characters that were dropped.
   std::size_t size() const { return size_; }
 
  private:
@@ -66,7 +66,7 @@ class FormatOutput {
   std::size_t size_ = 0;
 };
 
-/// Where the field that begins at `begin` ends: behind its closing brace.
+/// The end of the field that begins at `begin`: behind its closing brace.
 inline std::size_t end_of_field(std::string_view text, std::size_t begin) {
   auto const inner = text.find_first_of("{}", begin + 1);
   return text.find('}', text[inner] == '{' ? text.find('}', inner) + 1 : inner) + 1;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A use that is no scope of C++: it begins in one function and ends in another, such as two hooks of an autograd
-// engine.
+// A use that begins in one function and ends in another, such as two hooks of an autograd engine.
 #pragma once
 
 #include <cstddef>
@@ -28,10 +27,10 @@ template <class E>
 class HeldUse : public detail::OpenUse<typename E::Scope::Core> {
  public:
   explicit HeldUse(E& engine) : engine_(&engine) {}
-  /// As abandon().
+  /// Abandons an open use: see abandon().
   ~HeldUse() { abandon(); }
 
-  /// Begins a use. Afterwards it converts to true, unless backward passes do not come to the use (because nothing at or
+  /// Begins a use. Afterwards it converts to true, unless backward passes do not come to the use (because no unit at or
   /// below it trains): then there are no parameters, and end() does nothing.
   /// @param pass  forward, backward or recompute
   /// @throws UsageError if a use has begun and not ended, `pass` is idle, or there is no such use; OrderError if
@@ -69,7 +68,7 @@ class HeldUse : public detail::OpenUse<typename E::Scope::Core> {
     this->abandon_use();
     begun_ = false;
   }
-  /// A use has begun and not ended, also one that backward passes do not come to.
+  /// Whether a use has begun and not ended, also one that backward passes do not come to.
   bool has_begun() const { return begun_; }
 
  private:

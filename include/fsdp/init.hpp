@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a tensor starts: what `describe` names and `kernels::initialize` fills in.
+// Initial values of a tensor: named by `describe`, and filled in by `kernels::initialize`.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct Init {
   friend constexpr bool operator==(Init const&, Init const&) = default;
 };
 
-/// As ranks compare it and messages show it: "normal(0, 0.02)".
+/// The text of an Init, for messages and the comparison of ranks: "normal(0, 0.02)".
 inline std::string to_text(Init const& init) {
   switch (init.kind) {
     case Init::Kind::zeros: return "zeros";

@@ -14,7 +14,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// What memory is for.
+/// Use of memory.
 enum class MemoryTag : unsigned char {
   parameters,   ///< master shards (S)
   gradients,    ///< gradient shards (S)
@@ -30,22 +30,24 @@ enum class MemoryTag : unsigned char {
 };
 
 inline constexpr std::array<std::string_view, static_cast<std::size_t>(MemoryTag::count_)> memory_tag_names{
-    "parameters", "gradients", "optimizer", "gather", "reduce", "activations", "workspace", "scalars", "snapshot", "offloaded"};
+    "parameters",  "gradients", "optimizer", "gather",   "reduce",
+    "activations", "workspace", "scalars",   "snapshot", "offloaded"};
 
 constexpr std::string_view name(MemoryTag tag) { return memory_tag_names[static_cast<std::size_t>(tag)]; }
 
 /// Bytes by tag, now and at the peak. Counters are relaxed atomics: they order nothing.
 class MemoryAccount {
  public:
-  /// Bytes came from (or, negative, went back to) an allocator.
+  /// Adds bytes that came from an allocator, or, if negative, were returned.
   void reserve(MemoryTag tag, std::int64_t bytes) { reserved_.add(tag, bytes); }
-  /// Bytes were leased for use (or, negative, returned), in the host's enqueue order.
+  /// Adds bytes that are in use, or, if negative, no more in use, in the host's enqueue order.
   void lease(MemoryTag tag, std::int64_t bytes) { live_.add(tag, bytes); }
 
   std::int64_t reserved(MemoryTag tag) const { return reserved_.now(tag); }
   std::int64_t live(MemoryTag tag) const { return live_.now(tag); }
 
-  /// Parameters, gradients, optimizer state, gather and reduce buffers: what docs/strategies.md tabulates.
+  /// Bytes of parameters, gradients, optimizer state, gather and reduce buffers: the memory that docs/strategies.md
+  /// tabulates.
   std::int64_t reserved_state() const { return reserved_.state(); }
   std::int64_t live_state() const { return live_.state(); }
   std::int64_t reserved_total() const { return reserved_.total(); }
@@ -83,8 +85,8 @@ class MemoryAccount {
   Counters reserved_, live_;
 };
 
-/// Memory from an allocator (a Device or a Communicator), entered in an account while it lives. The allocator and the
-/// account must outlive it.
+/// Memory from an allocator (a Device or a Communicator), entered in an account while this object lives. The allocator
+/// and the account must outlive it.
 template <class Allocator>
 class AccountedMemory {
  public:
@@ -128,8 +130,8 @@ class AccountedMemory {
   void* data_ = nullptr;
 };
 
-/// Tells `mover` that its collectives will move some of `memory`, if there are both and it wants to know.
-/// @note Collective: yes, over mover, if it wants to know.
+/// Registers `memory` with `mover`, if both exist and the communicator models RegistersMemory.
+/// @note Collective: yes, over mover, if it registers.
 template <Communicator C>
 [[gnu::cold]] void register_with(std::optional<C>& mover, AccountedMemory<C> const& memory) {
   if constexpr (RegistersMemory<C>)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of a run.
+// A mesh: the ranks of a run.
 #pragma once
 
 #include <utility>
@@ -8,7 +8,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// The world of ranks that engines divide, each as its strategy says. Must outlive them.
+/// The world of ranks, which engines divide by their strategies. Must outlive them.
 template <Communicator C>
 class Mesh {
  public:
@@ -24,7 +24,7 @@ class Mesh {
   /// Numbers the engines of this mesh from 1, in the order in which they are made: ranks compare the numbers when they
   /// seal. Used by Engine.
   int number_engine() { return ++engines_; }
-  /// An engine ends that was never sealed: if no other was made after it, its number is free again.
+  /// Frees the number of an engine that was never sealed, if no other engine was made after it.
   void forget_engine(int number) {
     if (number == engines_) --engines_;
   }

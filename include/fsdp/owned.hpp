@@ -8,7 +8,8 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
-/// As std::unique_ptr. With C++20, <memory> of libstdc++ takes compilers a tenth of the time of all of fsdp.hpp.
+/// Owns an object, like std::unique_ptr. With C++20, <memory> of libstdc++ takes compilers a tenth of the time of all
+/// of fsdp.hpp.
 template <class T>
 class Owned {
  public:

@@ -16,7 +16,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 namespace detail {
 template <class Declaration>
 struct PathAdder {
-  /// See DeclaredPaths::add.
+  /// Adds a path to a declaration: see DeclaredPaths::add.
   static std::size_t add(Declaration& declared, int rank, std::string_view name, std::vector<std::size_t> uses) {
     auto& paths = declared.paths();
     if (paths) return static_cast<DeclaredPaths&>(*paths).add(declared.schedule(), name, std::move(uses));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a rank stands: in the world, in its shard group, among the replicas. Pure arithmetic.
+// Placement of a rank in the world, in its shard group, and among the replicas. Pure arithmetic. Pure arithmetic.
 #pragma once
 
 #include "fsdp/error.hpp"
@@ -14,12 +14,12 @@ struct Placement {
   int shard = 0, shards = 1;
   int replica = 0, replicas = 1;
 
-  /// The same rank for what every rank keeps whole.
+  /// The rank's placement for memory that every rank keeps whole.
   Placement replicated() const { return {rank, world, 0, 1, rank, world}; }
 };
 
-/// Where `rank` of `world` stands under a strategy.
-/// @throws ConfigError if the strategy's groups do not divide the world, or it does not say them
+/// The placement of `rank` of `world` under a strategy.
+/// @throws ConfigError if the strategy's groups do not divide the world, or it does not set them
 inline Placement place(int rank, int world, ShardingStrategy const& strategy) {
   if (strategy.grouped && strategy.group == 0)
     fail<ConfigError>("rank {}: {}: set HybridShard::group to the number of ranks per shard group", rank,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which element types parameters, gradients and master weights have.
+// Element types of parameters, gradients and master weights.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// The element types that a precision policy is made of.
+/// An element type of a precision policy.
 template <class T>
 inline constexpr bool is_precision_type =
     std::is_same_v<T, float> || std::is_same_v<T, bf16> || std::is_same_v<T, fp16>;
@@ -28,15 +28,15 @@ struct Precision {
   using Master = MasterT;
 };
 
-/// What an engine takes as its precision.
+/// A precision policy: an argument of Engine.
 template <class P>
 concept PrecisionPolicy = is_precision_type<typename P::Param> && is_precision_type<typename P::Reduce> &&
     is_precision_type<typename P::Master>;
 
 /// The element types of one unit.
 struct ElementTypes {
-  DType parameter = DType::f32;  ///< that forward and backward read
-  DType gradient = DType::f32;   ///< that backward writes
+  DType parameter = DType::f32;  ///< of the parameters that forward and backward read
+  DType gradient = DType::f32;   ///< of the gradients that backward writes
   DType master = DType::f32;     ///< of the parameter shard
   friend constexpr bool operator==(ElementTypes const&, ElementTypes const&) = default;
 };

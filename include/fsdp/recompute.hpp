@@ -14,19 +14,20 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// Arguments for the forward that a backward runs first: see Recompute.
+/// Arguments for the forward that Recompute's backward runs first.
 template <class... Args>
 struct ForwardArguments {
   std::tuple<Args...> values;
 };
-/// `layer.backward(fsdp::forward_with(x, y, scratch), ...)`. Valid until the end of the statement.
+/// Makes ForwardArguments: `layer.backward(fsdp::forward_with(x, y, scratch), ...)`. Valid until the end of the
+/// statement.
 template <class... Args>
 ForwardArguments<Args&&...> forward_with(Args&&... args) {
   return {std::forward_as_tuple(std::forward<Args>(args)...)};
 }
 
-/// The module M, whose backward runs its forward again. So forward may write what it keeps to scratch that several
-/// modules share. Needs no segment: the engine sees one backward.
+/// Wraps the module M: its backward runs its forward again first. So forward may write what it keeps to scratch that
+/// several modules share. Needs no segment: the engine sees one backward.
 ///
 /// ```
 /// auto layers = engine.shard(std::vector(depth, fsdp::Recompute{Layer{...}}), "h");
@@ -64,7 +65,7 @@ struct SegmentSizes {
   /// The first and the last layer of the segment of `layer`.
   std::size_t first(std::size_t layer) const { return layer - layer % longest(); }
   std::size_t last(std::size_t layer) const { return std::min(first(layer) + longest(), layers) - 1; }
-  /// Of SegmentActivations: the input of each segment, the last output, and what one segment needs while it runs.
+  /// Bytes of SegmentActivations: the input of each segment, the last output, and the activations of one segment.
   std::size_t bytes() const { return (segments() + longest()) * padded(output) + longest() * padded(kept); }
 
   /// Buffers begin at multiples of 256 bytes.
@@ -84,7 +85,7 @@ class SegmentActivations {
 
   SegmentSizes const& sizes() const { return sizes_; }
   std::size_t bytes() const { return memory_.bytes(); }
-  /// The input of a layer; of `layers`: the output of the last one.
+  /// The input of a layer; for index `layers`, the output of the last one.
   /// @throws UsageError if there is no such layer; output() and kept() too
   template <class T>
   T* input(std::size_t layer) const {
@@ -101,7 +102,7 @@ class SegmentActivations {
     expect(layer < sizes_.layers, "output", layer);
     return input<T>(layer + 1);
   }
-  /// What a layer's forward keeps for its backward.
+  /// Activations that a layer's forward keeps for its backward.
   template <class T>
   T* kept(std::size_t layer) const {
     expect(layer < sizes_.layers, "kept", layer);

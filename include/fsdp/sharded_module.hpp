@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// forward and backward of one user module, around the movement of its unit.
+// A sharded module: forward and backward of a user's module, and the gathers and reductions of its unit.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +38,7 @@ struct NamedTensors {
     void* data;  ///< nullptr: no gradient is wanted
     bool fresh;  ///< a gradient of undefined elements, which the module stores
   };
-  /// Those of the next one.
+  /// Binds the next tensor: its addresses, and whether backward begins its sum.
   /// @throws UsageError if that is not the one that `describe` names now
   [[gnu::noinline]] Bound bind(std::string_view tensor, std::span<std::int64_t const> extents, bool sets = false) {
     if (next != end) {
@@ -115,7 +115,7 @@ class ShardedModule<M, E> {
   ShardedModule& operator=(ShardedModule&& other) = default;
 
   M const& module() const { return module_; }
-  /// Its turn in the declared order: what prefetch lists name.
+  /// The module's turn in the declared order, for prefetch lists.
   UseId use() const { return use_; }
   operator UseId() const { return use_; }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host memory for asynchronous copies.
+// Page-locked host memory for asynchronous copies.
 #pragma once
 
 #include <concepts>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sharding strategies, and what one answers as a value.
+// Sharding strategies, and ShardingStrategy, the value that any of them converts to.
 #pragma once
 
 #include <array>
@@ -68,8 +68,8 @@ struct NoShard {
 };
 using DDP = NoShard;
 
-/// What a strategy answers: what engines and units take, and what an application makes of a setting that it reads at
-/// run time. Any Strategy converts to it.
+/// A strategy as a value: the argument of engines and units, and the type for a setting that is read at run time. Any
+/// Strategy converts to it.
 struct ShardingStrategy {
   std::string_view name;
   bool shards;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The streams of an engine.
+// Kinds of streams of an engine.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element types, and a non-owning pointer with extents.
+// Element types, and tensors: non-owning pointers with extents.
 #pragma once
 
 #include <array>
@@ -121,9 +121,9 @@ template <class T, std::size_t Rank>
 struct Tensor {
   using value_type = T;
   static constexpr std::size_t rank = Rank;
-  /// As a gradient: the sum has begun, and backward adds to it.
+  /// For gradients: the sum has begun, and backward adds to it.
   static constexpr bool fresh = false;
-  /// As a gradient: backward writes it. False for frozen tensors of modules that skip their gradients.
+  /// Whether backward writes this gradient. False for frozen tensors of modules that skip their gradients.
   constexpr bool wanted() const { return data != nullptr; }
 
   T* data = nullptr;
@@ -158,8 +158,8 @@ struct ExtentList : std::array<std::int64_t, Rank> {
   }
   constexpr ExtentList(std::array<std::int64_t, Rank> const& extents) : std::array<std::int64_t, Rank>(extents) {}
 };
-/// How a visitor of `describe` takes them: `{rows, columns}` or a std::array, of the rank that the tensor beside it
-/// has.
+/// Extents as an argument of a visitor of `describe`: `{rows, columns}` or a std::array, of the rank that the tensor
+/// beside it has.
 template <std::size_t Rank>
 using Extents = std::type_identity_t<ExtentList<Rank>>;
 
@@ -168,7 +168,7 @@ template <class T>
 struct Gradient;
 
 namespace detail {
-/// In the place of T in Params<T> when a module is registered.
+/// Stands for T in Params<T> when a module is registered.
 struct Declared {};
 struct DeclaredFp32 {};
 

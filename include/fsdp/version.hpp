@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The version, and what the library asks of the compiler. Every translation unit sees this before any other line of fsdp.
+// The version of the library, and its requirements on the compiler. Every translation unit sees this before any other
+// line of fsdp.
 #pragma once
 
 #if __cplusplus < 202002L
@@ -24,12 +25,13 @@
 #define FSDP_VERSION_PATCH 0
 
 #define FSDP_JOINED_AS_GIVEN(major_number, minor_number, patch_number) v##major_number##_##minor_number##_##patch_number
-#define FSDP_JOINED(major_number, minor_number, patch_number) FSDP_JOINED_AS_GIVEN(major_number, minor_number, patch_number)
+#define FSDP_JOINED(major_number, minor_number, patch_number) \
+  FSDP_JOINED_AS_GIVEN(major_number, minor_number, patch_number)
 #define FSDP_QUOTED_AS_GIVEN(text) #text
 #define FSDP_QUOTED(text) FSDP_QUOTED_AS_GIVEN(text)
 
-/// The inline namespace of everything in fsdp: parts of one program may be compiled with different versions, whose symbols
-/// have different names.
+/// The inline namespace of everything in fsdp: parts of one program may be compiled with different versions, whose
+/// symbols have different names.
 #define FSDP_VERSION_NAMESPACE FSDP_JOINED(FSDP_VERSION_MAJOR, FSDP_VERSION_MINOR, FSDP_VERSION_PATCH)
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {

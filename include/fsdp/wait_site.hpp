@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kinds of waits. An engine derives its waits from accesses to buffers; the kind says which stream waits, and for what.
-// Devices and communicators are given it: they measure blocked time by kind, and tests drop the waits of one kind.
+// Kinds of waits. An engine derives its waits from accesses to buffers; the kind names the waiting stream and the
+// reason. Devices and communicators are given it: they measure blocked time by kind, and tests drop the waits of one
+// kind.
 #pragma once
 
 #include <array>

@@ -48,11 +48,11 @@ for type in double half bfloat16; do expect 3 16 "$program" --comm=local --ranks
 expect 3 12 "$program" --comm=local --ranks=2 --compare=0 "${small[@]}"
 expect 1 12 "$program" --comm=local --ranks=2 --compare=0 --collective=reduce_scatter -o sum -i 4K "${small[@]}"
 products=(--rounds=1 --width=32 --rows=16)
-expect 3 11 "$program" --comm=local --ranks=2 --overlap -b 4K -e 4K -n 2 --pool=64K "${products[@]}" && head_has 't_comm(us)' 't_comp(us)' t_overlapped 'exposed%' efficiency slowdown
+expect 3 11 "$program" --comm=local --ranks=2 --overlap -b 4K -e 4K -n 2 --pool=64K "${products[@]}" && head_has 't_comm(us)' 't_comp(us)' t_overlapped 'added%' efficiency slowdown
 expect 1 11 "$program" --comm=local --ranks=2 --overlap --units=3 --unit_bytes=8K --prefetch=2 "${products[@]}"
 expect 1 11 "$program" --comm=local --ranks=1 --overlap --units=3 --unit_bytes=8K "${products[@]}"
 expect 6 11 "$program" --comm=local --ranks=2 --sweep --units=4 --unit_bytes=4K "${products[@]}"
-grep -q '^# least slowdown: units of ' output || fail "the sweep names no best unit"
+grep -q '^# smallest slowdown: units of ' output || fail "the sweep names no best unit"
 
 expect 3 16 "$program" --comm=local --ranks=2 --json=out.json "${small[@]}"
 python=$(command -v python3) && { "$python" - <<'PY' >output 2>&1 || fail "the JSON file"; }
@@ -65,7 +65,7 @@ for row in data["rows"]:
         assert abs(form["algbw_GBps"] * form["time_us"] * 1e3 / row["size"] - 1) < 1e-6, row
 PY
 
-refuses "no byte count" "$program" -b 64Q
+refuses "expected a byte count" "$program" -b 64Q
 refuses "minbytes <= maxbytes" "$program" -b 2M -e 1M
 refuses "--datatype" "$program" -d int7
 refuses "--op" "$program" -o prod
@@ -74,8 +74,8 @@ refuses "--comm" "$program" --comm=pigeon
 refuses "--ranks" "$program" --ranks=0
 refuses "expected 2 or more" "$program" --ranks=1
 refuses "--nonsense" "$program" --nonsense
-refuses "--units means nothing in" "$program" --units=3
-refuses "--datatype means nothing in" "$program" --overlap -d double
+refuses "--units has no effect in" "$program" --units=3
+refuses "--datatype has no effect in" "$program" --overlap -d double
 refuses "moves nothing" "$program" --ranks=2 -b 2 -e 2 --rounds=1
 refuses "cannot write" "$program" "${small[@]}" --json=/nowhere/out.json
 
@@ -86,7 +86,7 @@ if [[ $("$program" --help) == *'{local,mpi}'* ]] && command -v mpirun >/dev/null
   expect 9 18 "${run[@]}" -np 4 "$program" --comm=mpi "${tiny[@]}"
   head_has 'mpi(us)'
   expect 1 11 "${run[@]}" -np 2 "$program" --comm=mpi --overlap --units=3 --unit_bytes=8K "${products[@]}"
-  refuses "no byte count" "${run[@]}" -np 2 "$program" --comm=mpi -b x
+  refuses "expected a byte count" "${run[@]}" -np 2 "$program" --comm=mpi -b x
   refuses "--ranks is for --comm=local" "$program" --comm=mpi --ranks=2
   refuses "one process has no peers" "$program" --comm=mpi
 

@@ -111,7 +111,7 @@ for stage in build unit_rows conformance_cuda_device conformance_peers_nccl nano
 done
 gpu --only local --list
 check "NCCL is listed for --only local" test "$(grep -c nccl output)" -eq 0
-# Of packages some are here, some are not, and what NCCL and MPI need is not asked for without them.
+# Some packages are installed and some are not; without NCCL and MPI, their requirements are not asked for.
 stub tools/nvcc <<<'exit 0'
 stub tools/mpirun <<<'exit 0'
 stub tools/c++ <<<'read -r line; [[ $line != *fmt* && $line != *nccl* ]]'

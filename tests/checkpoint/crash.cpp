@@ -205,9 +205,9 @@ struct Tree {
 
 std::string parent(std::string const& path) { return fs::path(path).parent_path().string(); }
 
-/// What a machine may find after a crash behind the first `calls` calls: of what was not synchronised, any part is
-/// gone. A file's bytes are sure once it was synchronised after them; an entry (made, renamed, removed) once its folder
-/// was.
+/// A possible state of the disk after a crash behind the first `calls` calls: any part of the data that were not
+/// synchronised is gone. A file's bytes are sure once it was synchronised after them; an entry (made, renamed, removed)
+/// once its folder was.
 /// @param keep  says of a call that is not sure whether it is there
 template <class Keep>
 Tree after_crash(Tree tree, std::vector<Call> const& all, std::size_t calls, Keep&& keep) {

@@ -120,7 +120,7 @@ TEST_CASE("a lock keeps a second holder out, and is its owner's alone") {
   CHECK(has(what<ResourceError>([&] { FileLock const lock(path); }), ".lock' cannot be opened"));
   fs::remove(path);
   REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
-  CHECK(has(what<ResourceError>([&] { FileLock const lock(path); }), ".lock' is no regular file"));
+  CHECK(has(what<ResourceError>([&] { FileLock const lock(path); }), ".lock' is not a regular file"));
 }
 
 TEST_CASE("a lock that is removed with its holder is one lock all the same") {
@@ -176,7 +176,7 @@ TEST_CASE("without flock() a file that names the holder is the lock, and a holde
               other.empty() ? "a process holds" : " on elsewhere holds"));
     CHECK(contents(held) == other);
   }
-  // The same machine before it started anew.
+  // A name of the same machine before it restarted.
   auto const boot = text.find(' ') + 1;
   folder.file(".train.lock.held", text.substr(0, boot) + "earlier" + text.substr(text.find(' ', boot)));
   { FileLock const lock(path); }

@@ -77,7 +77,7 @@ TEST_CASE("each element of the state that save() would write is looked at, and e
                           }
                         put(engine, "", 0, 0);
                         RANK_CHECK(find_not_finite(engine, adamw).empty());
-                        // Of the optimizer's state, the last element of a rank's part.
+                        // The last element of a rank's part of the optimizer's state.
                         auto const& unit = engine.shards()[0];
                         auto const begin = unit.shard().begin + unit.slice().begin;
                         auto const kept = unit.layout().segments({begin, begin + unit.slice().size()});

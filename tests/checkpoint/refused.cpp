@@ -80,8 +80,8 @@ TEST_CASE("a run is not saved inside a use, inside an evaluation, or after half 
   });
   REQUIRE(messages.size() == 8);
   std::vector<std::string> const expected{
-      "rank 0: a checkpoint is to be saved, but forward of 'layer.0' has not ended",
-      "rank 0: a checkpoint is to be saved, but backward of 'layer.1' has not ended",
+      "rank 0: a checkpoint is to be saved, but forward of 'layer.0' has not ended; end it first",
+      "rank 0: a checkpoint is to be saved, but backward of 'layer.1' has not ended; end it first",
       "rank 0: a checkpoint is to be saved inside an evaluation; end the evaluation scope first",
       "rank 0: a checkpoint is to be saved, but an optimizer step is incomplete: units updated: 'layer.0'; not "
       "updated: 'layer.1'. Load a checkpoint, or import all parameters, on all ranks"};

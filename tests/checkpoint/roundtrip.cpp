@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is saved on some ranks is loaded on others, whatever their strategy and precision: bits, and the steps to come.
+// Checkpoints load on other ranks, with any strategy and precision: values have equal bits, and so do the next steps.
 // skip-sanitizers
 // full-run: [worlds]
 // needs: nlohmann_json xxHash

@@ -526,7 +526,7 @@ TEST_CASE("ranks that take different snapshots are told, and a busy one leaves t
   run<fsdp::Fp32>(trial_on(2), make_adamw, [&](auto& engine, auto&, auto& adamw) {
     fsdp::Snapshots snapshots(engine, place_of(folder, engine.rank()));
     RANK_CHECK(has(fsdp::testing::what<fsdp::OrderError>([&] { snapshots.take(adamw, engine.rank()); }),
-                   "saves another step or state"));
+                   "takes a snapshot of another step or state"));
   });
   CHECK_RANKS();
 }

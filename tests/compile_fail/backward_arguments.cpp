@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same of backward.
+// Wrong arguments of backward.
 // expect: backward_arguments.cpp:[0-9]+:.*(required from here|instantiation)
 // expect: candidate expects 4 arguments, 5 provided|expected 4, have 5
 #include "fsdp/fsdp.hpp"

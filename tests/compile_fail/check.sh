@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What must not compile, and with which words. Every snippet here compiles with -DCONTROL; without it, the compiler says
+# Code that must not compile, and the words of its errors. Every snippet here compiles with -DCONTROL; without it, the compiler says
 # what the snippet's `// expect:` lines say (regular expressions, all of them), in at most 20 lines or as many as its
 # `// lines:` allows.
 # usage: check.sh gcc|clang|nvcc COMPILER WORK_DIR

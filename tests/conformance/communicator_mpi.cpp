@@ -23,7 +23,7 @@ struct MpiHost {
   template <class Body>
   static void run(int, Body const& body) {
     auto const ranks = test_environment().size();
-    // Of seven ranks, three a node: no node is a subtree of the sum.
+    // With seven ranks, three a node, no node is a subtree of the sum.
     for (int const ranks_per_node : ranks > 4 ? std::vector{0, 3} : std::vector{0, 1, 2}) {
       if (ranks_per_node >= ranks) continue;
       fsdp::mpi::Options options;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every communicator must do: one suite, instantiated per model by FSDP_COMMUNICATOR_SUITE.
+// The contract of a communicator: one suite, instantiated per model by FSDP_COMMUNICATOR_SUITE.
 #pragma once
 
 #include <fmt/format.h>
@@ -404,8 +404,8 @@ struct CommunicatorSuite {
     r.device.synchronize(r.stream);
   }
 
-  /// What a collective has written is the caller's when it is complete on the caller's stream: one rank after the other
-  /// overwrites it at once, and the others receive it whole.
+  /// The result of a collective belongs to the caller when it is complete on the caller's stream: one rank after the
+  /// other overwrites it at once, and the others receive it whole.
   static void overwritten() {
     on_ranks([](R& r) {
       int const rounds = 8 * r.size;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What rank 0 of a group over TCP sends when engines are sealed, groups are split and ranks vote: bytes linear in the
+// Bytes that rank 0 of a group over TCP sends when engines are sealed, groups are split and ranks vote: linear in the
 // number of ranks, which are threads here.
 // links: OpenSSL::Crypto
 // skip-sanitizers
@@ -50,7 +50,7 @@ using fsdp::bootstrap::TcpGroup;
 using fsdp::testing::free_port;
 using fsdp::testing::place;
 
-/// What rank 0 sends while all ranks make a call.
+/// Bytes that rank 0 sends while all ranks make a call.
 struct Sent {
   std::int64_t seal = 0, split = 0, vote = 0;
 };

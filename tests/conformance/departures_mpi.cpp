@@ -41,7 +41,7 @@ bool contains(std::string const& text, std::string const& part) {
   return text.find(part) != std::string::npos;
 }
 
-/// What a rank that stays waits in.
+/// The call in which a staying rank waits.
 enum class Wait { collective, exchange, split, allocate };
 
 std::string wait_in(Wait wait, Communicator& comm, fsdp::host::Stream& stream) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every device must do: one suite, instantiated per model by FSDP_DEVICE_SUITE.
+// The contract of a device: one suite, instantiated per model by FSDP_DEVICE_SUITE.
 #pragma once
 
 #include <fmt/format.h>

@@ -39,7 +39,7 @@ template <class E>
 void fail_with(Stream& stream, std::string const& text) {
   stream.enqueue([text] { throw E(text); });
 }
-/// What `act` throws: its type, and its text; "nothing" if it returns.
+/// The exception of `act`: its type, and its text; "nothing" if it returns.
 template <class Act>
 std::string thrown(Act const& act) {
   try {

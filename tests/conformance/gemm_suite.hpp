@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every device's matrix products must do: exact sums, errors of the type that they are made in, and the same bits
-// again.
+// The contract of matrix products on every device: exact sums, errors of the type that they are made in, and the same
+// bits again.
 #pragma once
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What mpi::Communicator promises beyond the suite: shared memory, errors that reach all ranks, results that are free.
+// Guarantees of mpi::Communicator beyond the suite: shared memory, errors that reach all ranks, results that are free.
 // ranks: 3
 // full-ranks: 2 4
 // sanitizer-ranks: 3

@@ -70,7 +70,7 @@ TEST_CASE("a secret that others may read, or that is none, is refused with the r
   CHECK(file(good, 0400) == "accepted");
   for (auto const mode : {0640, 0604, 0610, 0644}) {
     auto const text = file(good, static_cast<::mode_t>(mode));
-    CHECK(contains(text, "others than its owner may use it"));
+    CHECK(contains(text, "other users may access it"));
     CHECK(contains(text, "chmod 600 '" + (folder.path / "secret").string() + "'"));
     CHECK_FALSE(contains(text, good));
   }
@@ -96,21 +96,21 @@ TEST_CASE("a secret that others may read, or that is none, is refused with the r
   }
   {
     Setting const set("FSDP_SECRET_FILE", folder.path.string());
-    CHECK(contains(refusal(), "is no regular file"));
+    CHECK(contains(refusal(), "is not a regular file"));
   }
   {
     auto const pipe = folder.path / "pipe";
     REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
     Setting const set("FSDP_SECRET_FILE", pipe.string());
-    CHECK(contains(refusal(), "is no regular file"));
+    CHECK(contains(refusal(), "is not a regular file"));
   }
   for (std::string const name : {"FSDP_SECRET_FILE", "FSDP_SECRET"}) {
     Setting const set(name.c_str(), "");
-    CHECK(contains(refusal(), name + " is set, and empty"));
+    CHECK(contains(refusal(), name + " is empty: set it to a secret"));
   }
   Setting const variable("FSDP_SECRET", "short");
   CHECK(contains(refusal(), "FSDP_SECRET: expected 16 to 4096 bytes, got 5"));
-  CHECK(contains(file(good), "FSDP_SECRET_FILE and FSDP_SECRET: expected one of them"));
+  CHECK(contains(file(good), "FSDP_SECRET_FILE and FSDP_SECRET are both set: expected one of them"));
 }
 
 TEST_CASE("signatures are HMAC-SHA256", "[secret]") {

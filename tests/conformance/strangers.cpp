@@ -110,7 +110,7 @@ std::string announced(std::uint64_t bytes) {
   return text;
 }
 
-/// What strangers say, in turn.
+/// Messages of strangers, in turn.
 std::vector<std::string> lines(std::string const& replayed) {
   return {
       "",                                          // silent

@@ -59,7 +59,7 @@ class Variable {
 
 constexpr auto patience = std::chrono::hours(1);  // never reached, whatever stops this machine for a while
 
-/// What a rank is told that comes alone; "" if it was let in.
+/// The error of a rank that comes alone; "" if it was let in.
 std::string arrival(Environment const& place, std::chrono::milliseconds timeout = std::chrono::milliseconds(200)) {
   try {
     TcpGroup const group(place, timeout);
@@ -142,8 +142,9 @@ TEST_CASE("who answers or is silent in rank 0's place is named at the deadline",
   auto const where = fmt::format("rank 1 of 2: 127.0.0.1 port {}", port);
   auto const begin = fsdp::bootstrap::Clock::now();
   auto const silent = arrival(place(1, 2, port));  // the system accepts for the listener
-  CHECK(contains(silent, where + " did not answer in time, and has not said that it is rank 0 (is FSDP_SECRET_FILE the "
-                                 "same on all ranks?); expected rank 0 there (MASTER_ADDR, MASTER_PORT)"));
+  CHECK(contains(silent, where +
+                             " did not answer in time, and did not prove that it is rank 0 (is FSDP_SECRET_FILE the "
+                             "same on all ranks?); expected rank 0 there (MASTER_ADDR, MASTER_PORT)"));
   CHECK(contains(silent, ", which listens until every rank has connected once; waited "));
   CHECK(fsdp::bootstrap::Clock::now() - begin >= std::chrono::milliseconds(200));
 
@@ -232,7 +233,7 @@ TEST_CASE("without a secret, ranks that disagree about the group are told at the
     INFO(thrown[0] << "\n" << thrown[1]);
     CHECK(contains(thrown[0], "rank 0 of 2: these ranks did not connect within 0.5 s: 1; "));
     CHECK(contains(thrown[0], "rank 0 belongs to a group of 2, a peer says that it is rank 1 of 3"));
-    CHECK(contains(thrown[1], "does not let this process in as rank 1 of 3"));
+    CHECK(contains(thrown[1], "refused this process as rank 1 of 3"));
   }
   SECTION("about who is who") {
     auto const thrown = on_ranks(3, [&](int rank) { TcpGroup(place(rank == 0 ? 0 : 1, 3, port), briefly); });
@@ -240,7 +241,7 @@ TEST_CASE("without a secret, ranks that disagree about the group are told at the
     CHECK(contains(thrown[0], "rank 0 of 3: these ranks did not connect within 0.5 s: 2; "));
     CHECK(contains(thrown[0], "two processes say that they are rank 1 of 3, at 127.0.0.1 and at 127.0.0.1"));
     bool const first = contains(thrown[1], "rank 1 of 3: rank 0 of 3: these ranks did not connect");
-    CHECK(contains(thrown[first ? 2 : 1], "does not let this process in as rank 1 of 3"));
+    CHECK(contains(thrown[first ? 2 : 1], "refused this process as rank 1 of 3"));
   }
 }
 

@@ -59,8 +59,8 @@ Doubles doubles(View<T> const& view) {
   return doubles(view.values());
 }
 
-/// What `run(device, skip)` returns: the same, bit by bit, under every schedule, with aligned views and with unaligned
-/// ones. A list of arrays.
+/// The result of `run(device, skip)`, which must be the same, bit by bit, under every schedule, with aligned views and
+/// with unaligned ones. A list of arrays.
 /// @param skips  elements from aligned addresses to the views
 template <class Run>
 std::vector<Doubles> everywhere(Run run, std::vector<std::size_t> const& skips = {0, 1}) {

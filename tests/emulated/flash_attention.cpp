@@ -156,7 +156,7 @@ Result formula(Case const& c, bool backward) {
   return r;
 }
 
-/// What the kernels make of it. Everything that they write is NaN before, with a margin that must stay so.
+/// Results of the kernels. Everything that they write is NaN before, with a margin that must stay so.
 Result run(Case const& c, bool backward, emulated::Options const& options = {}) {
   constexpr std::size_t margin = 64;
   bf16 const nan(std::numeric_limits<float>::quiet_NaN());

@@ -28,7 +28,7 @@ namespace {
 
 LoopDevice::Stream stream;
 
-/// The same values in another type.
+/// Converts values to another type.
 template <class To, class From>
 std::vector<To> as(std::vector<From> const& from) {
   std::vector<To> to;

@@ -20,7 +20,7 @@
 
 namespace {
 
-/// What the functions below do instead of those of the C library, which they hide.
+/// Errors that the functions below return in place of the C library's, which they hide.
 bool reserving_kills = false;   ///< SIGKILL: shared memory is made, and not mapped
 bool files_need_names = false;  ///< EOPNOTSUPP for files without a name
 

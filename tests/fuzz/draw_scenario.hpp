@@ -12,7 +12,7 @@
 
 namespace fuzz {
 
-/// The same seed draws the same. @param ranks  0: drawn
+/// Draws a scenario; equal seeds draw equal ones. @param ranks  0: drawn
 inline Scenario draw_scenario(std::uint64_t seed, int ranks = 0) {
   struct Kind {
     int weight;

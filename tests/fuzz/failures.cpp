@@ -55,7 +55,7 @@ void* operator new(std::size_t bytes, std::align_val_t alignment, std::nothrow_t
 namespace fuzz {
 namespace {
 
-/// What is known of an exception that is no std::exception.
+/// The text for an exception that is no std::exception.
 constexpr char const* nameless = "no std::exception";
 
 /// How one rank ended.
@@ -123,7 +123,7 @@ std::vector<End> run_ranks(Scenario const& scenario, trial::Outcomes& outcomes) 
 
 bool says(std::string const& text, std::string const& what) { return text.find(what) != std::string::npos; }
 
-/// What is wrong with how the ranks ended; empty: nothing.
+/// Errors in how the ranks ended; empty: none.
 std::string judge(Scenario const& scenario, std::vector<End> const& ends, trial::Outcomes const& outcomes) {
   std::size_t failed = 0, returned = 0;
   for (auto const& end : ends) failed += end.failed, returned += end.returned;

@@ -35,7 +35,7 @@ bool takes_part(fuzz::Scenario const& scenario) {
          (sharding == trial::Sharding::full || sharding == trial::Sharding::hybrid_grad_op);
 }
 
-/// What is wrong with this rank's values; empty: nothing.
+/// Errors in this rank's values; empty: none.
 std::string run(fsdp::mpi::Environment const& environment, fuzz::Scenario const& scenario, int ranks_per_node) {
   fsdp::mpi::Options options;
   options.ranks_per_node = ranks_per_node;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What scenarios are made from: a training run without a fault, places in it, and ways to change it.
+// Parts of scenarios: a training run without a fault, places in it, and ways to change it.
 #pragma once
 
 #include <fmt/format.h>
@@ -86,7 +86,7 @@ class Plans {
     while (end < calls().size() && kind(end) == kind(at) && !begins_pass(end)) ++end;
     return end;
   }
-  /// What comes at `at` forgets the gradients.
+  /// Whether the call at `at` discards the gradients.
   bool discards(std::size_t at) const { return at < calls().size() && kind(at) == Op::discard; }
   /// Some of the ranks, all of them now and then.
   std::vector<std::size_t> some_ranks() {
@@ -117,7 +117,7 @@ class Plans {
   std::vector<Call> copied(std::size_t from, std::size_t to) const {
     return {calls().begin() + static_cast<std::ptrdiff_t>(from), calls().begin() + static_cast<std::ptrdiff_t>(to)};
   }
-  /// What every rank does at `at`.
+  /// The call of every rank at `at`.
   void everywhere(std::size_t at, Trick trick, bool caught) {
     for (auto& plan : made.ranks) plan.calls[at].trick = trick, plan.calls[at].caught = caught;
   }

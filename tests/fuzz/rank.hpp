@@ -19,7 +19,7 @@ namespace fuzz {
 
 using trial::Inside;
 
-/// What user code throws in these runs.
+/// The exception of user code in these runs.
 struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -122,7 +122,7 @@ class Rank {
   trial::Draw delays_;
 };
 
-/// What the calls come to that are neither refused nor ended by an exception.
+/// Reference results of the calls that are neither refused nor ended by an exception.
 inline trial::Reference reference_of(Plan const& plan, trial::Tensors<float> const& initial) {
   trial::Reference reference(plan.trial, initial);
   for (auto const& call : plan.afresh.empty() ? plan.calls : plan.afresh) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What may go wrong in a run, as data: the calls of each rank, the tricks among them, and how the run must end.
+// Faults of a run, as data: the calls of each rank, the tricks among them, and how the run must end.
 #pragma once
 
 #include <fmt/format.h>
@@ -17,7 +17,7 @@ namespace fuzz {
 
 using trial::Op;
 
-/// What happens at a call.
+/// Kinds of faults at a call.
 enum class Trick : unsigned char {
   none,
   throws,        ///< the module throws on the calling thread; an export's reader, where no module runs
@@ -94,7 +94,7 @@ inline std::string describe(Scenario const& scenario) {
   return text;
 }
 
-/// What a module throws.
+/// Text of a module's exception.
 inline std::string fault_text(int rank, std::string const& where) {
   return fmt::format("fault of rank {} in '{}'", rank, where);
 }

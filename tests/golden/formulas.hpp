@@ -54,7 +54,7 @@ inline std::int32_t id(Hashes const& text, int step, std::int64_t place) {
   return static_cast<std::int32_t>(text(step * sequences * length + place) % vocabulary);
 }
 
-/// What is kept of a tensor: make_golden.py says what projections are.
+/// Golden values of a tensor: make_golden.py defines the projections.
 struct Fingerprint {
   double norm = 0;
   std::array<double, 16> projections{};

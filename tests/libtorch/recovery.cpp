@@ -19,7 +19,8 @@ namespace {
 using Comm = fsdp::local::Communicator<fsdp::host::Device>;
 using namespace networks;
 
-/// Of 4 steps on 2 ranks. @param interrupted  before step 2, a pass is begun that throws: in forward, in backward, not
+/// Weights after 4 steps on 2 ranks.
+/// @param where  where a pass throws that is begun before step 2; nowhere: no such pass
 enum class Where { nowhere, forward, backward };
 Result train(Network const& network, fsdp::ShardingStrategy const& strategy, Settings const& settings, Where where) {
   Result result;

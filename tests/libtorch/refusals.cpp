@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What would give wrong gradients, or read what is not there, is refused by name; and training goes on.
+// Code that would give wrong gradients, or read parameters that are not gathered, is refused by name; training can
+// continue.
 // ranks: 1
 // needs: LibTorch
 // skip-tsan
@@ -83,7 +84,7 @@ TEST_CASE("a parameter that is accessed outside its unit's forward and backward 
     expect_refused();
     test.step();
     expect_refused();
-    // What needs no values works.
+    // Calls that need no values work.
     CHECK(test.units[2]->linear->weight.sizes() == at::IntArrayRef({width, width}));
     CHECK(test.units[2]->parameters().size() == 2);
   });

@@ -76,7 +76,7 @@ inline Result train_plain(Network const& network, Settings const& settings, bool
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       auto const& [name, parameter] = parameters[i];
       if (!parameter.requires_grad()) continue;
-      // Of a unit that the loss does not need, the gradient is zero, which decays the weight.
+      // A unit that the loss does not need has a zero gradient, which decays the weight.
       auto const gradient =
           parameter.grad().defined() ? parameter.grad().to_dense().to(at::kFloat) : torch::zeros_like(masters[i]);
       gradients[name] = gradient.clone();
@@ -133,7 +133,7 @@ struct Trainer {
     return options;
   }
 
-  /// Of this rank's rows.
+  /// The loss of this rank's rows.
   Tensor loss(int step, int micro = 0) {
     auto const follow = engine.follow(path);
     auto [x, y] = batch(network, step, micro);

@@ -106,7 +106,7 @@ std::size_t read(std::vector<std::string> const& layers, Json const& changes = J
   return llama::read_adapters(folder.path, tiny()).of.size();
 }
 
-/// What is said of adapters of q_proj and v_proj with a changed adapter_config.json.
+/// The error for adapters of q_proj and v_proj with a changed adapter_config.json.
 std::string refused(Json const& changes) {
   return what<fsdp::ConfigError>([&] { read(layers_named({"q_proj", "v_proj"}), changes); });
 }

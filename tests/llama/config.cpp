@@ -56,7 +56,7 @@ Json without(char const* field) {
 
 LlamaConfig parsed(Json const& json) { return llama::parse_huggingface_config(json.dump(), "'config.json'"); }
 
-/// What reading it says; "" if nothing.
+/// The error of reading it; "" if there is none.
 std::string refusal(Json const& json) {
   try {
     parsed(json);
@@ -109,7 +109,7 @@ TEST_CASE("a config.json of transformers 4 is read", "[llama][config]") {
   CHECK(parsed(code_llama()) == LlamaConfig{});
   CHECK(parsed(without("num_key_value_heads")) == LlamaConfig{});
   CHECK(parsed(with({{"num_key_value_heads", nullptr}, {"head_dim", nullptr}, {"mlp_bias", false}})) == LlamaConfig{});
-  // What transformers takes for what is not there.
+  // Values that transformers takes for missing fields.
   CHECK(parsed(without("rms_norm_eps")).rms_norm_eps == 1e-6);
   CHECK(parsed(without("rope_theta")).rope_theta == 10000.0);
   CHECK_FALSE(parsed(without("tie_word_embeddings")).tie_word_embeddings);

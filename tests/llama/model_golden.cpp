@@ -25,7 +25,7 @@ using llama_golden::frozen;
 using llama_golden::Outcome;
 using llama_golden::Run;
 
-/// Of a loss, and of a gradient relative to its norm.
+/// Tolerances of a loss, and of a gradient relative to its norm.
 constexpr double tolerance = 5e-6;
 
 llama_golden::Losses const& losses_of(std::string_view shape, std::string_view kind) {
@@ -76,7 +76,7 @@ void check(Run const& run, std::string_view kind) {
     CHECK((values == outcome.initial.at(name)) != outcome.gradients.contains(name));
 }
 
-/// What rank 0 of a model made for decoding has of a golden text's first tokens.
+/// Results of rank 0, with a model made for decoding, for a golden text's first tokens.
 struct Continued {
   std::vector<std::int32_t> ids;
   std::int64_t capacity = 0;

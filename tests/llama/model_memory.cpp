@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a Llama keeps and reduces: plan and account agree to the byte, and only what trains has gradients.
+// Memory and reductions of a Llama: plan and account agree to the byte, and only tensors that train have gradients.
 //
 // links: llama_layers_host
 // skip-sanitizers
@@ -31,7 +31,7 @@ struct Sizes {
   std::vector<std::string> units;
 };
 
-/// Of rank 0, in the third step.
+/// Results of rank 0, in the third step.
 Sizes sizes_of(Run const& run) {
   Sizes sizes;
   fsdp::local::run(run.ranks, fsdp::host::Device{}, [&](auto comm) {

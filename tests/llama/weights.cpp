@@ -48,7 +48,7 @@ LlamaConfig tiny(bool tied) {
   return config;
 }
 
-/// What element `index` of a tensor is to be: no two of a tensor, and hardly two of a model, are alike.
+/// The value of element `index` of a tensor: no two of a tensor, and hardly two of a model, are alike.
 float value(std::string_view name, std::int64_t index) {
   std::uint32_t hash = 17;
   for (char const letter : name) hash = hash * 31 + static_cast<unsigned char>(letter);

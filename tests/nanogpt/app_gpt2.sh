@@ -37,7 +37,7 @@ give --out_dir=out --to=bin --format=llm.c
 says "warning: the model uses the exact GELU"
 give --out_dir=out --to=own --format=nanogpt
 
-# What begins with the weights loses what the model loses.
+# A run that starts from the weights has the model's loss.
 train --init_from=out --eval_only=true --out_dir=a && losses >a.losses
 train --init_from=hf --eval_only=true --out_dir=a
 says "initializing from 'hf': n_layer 2, n_head 2, n_embd 12"
@@ -145,7 +145,7 @@ for planted in link pipe; do
   rmdir stopped
 done
 
-# What does not fit.
+# Weights that do not fit.
 refuses "setting 'n_layer': 3 contradicts the model of the weights 'hf', which has 2" train "${runs[@]}" --init_from=hf --n_layer=3
 refuses "setting 'block_size': 9 contradicts" train "${runs[@]}" --init_from=hf --block_size=9
 refuses "the weights of gpt2-xl were not found in any of models/gpt2-xl, $PWD/no_cache/models--gpt2-xl" train "${runs[@]}" --init_from=gpt2-xl

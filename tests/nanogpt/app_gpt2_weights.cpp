@@ -53,7 +53,7 @@ GptConfig tiny() {
   return config;
 }
 
-/// What element `index` of our tensor is to be: no two of a tensor, and hardly two of a model, are alike.
+/// The value of element `index` of our tensor: no two of a tensor, and hardly two of a model, are alike.
 float value(std::string_view name, std::int64_t index) {
   std::uint32_t hash = 17;
   for (char const letter : name) hash = hash * 31 + static_cast<unsigned char>(letter);
@@ -75,7 +75,7 @@ std::vector<float> theirs(GptTensor const& tensor) {
   return values;
 }
 
-/// What a folder of HuggingFace's may look like.
+/// Forms of a HuggingFace folder.
 struct Style {
   bool prefix = true, buffers = false, head = false, table = true;
   int files = 1;
@@ -271,7 +271,7 @@ TEST_CASE("masks of any type are no weights") {
   Folder const folder;
   write_folder(folder, tiny(), {.buffers = true});
   auto bytes = contents(folder.path / "model.safetensors");
-  // The same 16 bytes as a mask of other types, in a header of the same length.
+  // Uses the same 16 bytes as a mask of other types, in a header of the same length.
   std::string const mask = R"("dtype":"F32","shape":[1,1,2,2])";
   for (std::string other : {R"("dtype":"I32","shape":[1,1,2,2])", R"("dtype":"BOOL","shape":[4,4])"}) {
     other.resize(mask.size(), ' ');

@@ -233,7 +233,7 @@ TEST_CASE("what moves data goes with device and launcher, or a sentence says wha
         CHECK(has(message, "setting 'comm': "));
     }
   }
-  // What was not built in is said as without the setting.
+  // A feature that was not built in is reported as without the setting.
   CHECK(has(refusal(open_mpi, with_mpi, "cuda", 1, "nccl"), "built without NCCL"));
   CHECK(has(refusal(mpi_alone, with_nccl, "cuda", 1, "nccl"), "built without MPI"));
   CHECK(has(refusal(open_mpi, with_none, "cpu", 1, "mpi"), "built without MPI"));

@@ -41,7 +41,7 @@ loses() {
     --out_dir=several
   wait_for grep -q '^iter 5:' output
   "$1" 1
-  # What mpirun waits for may never come; ranks end by themselves.
+  # mpirun may wait for a rank that never comes; ranks end by themselves.
   wait_for grep -qE "$2" output
   check "$1: no line says '$2'" grep -qE "$2" output
   machine_kill 0

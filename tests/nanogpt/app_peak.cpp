@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What utilisation is relative to: the table of devices, the peak of ranks together, and that disturbed measurements of
+// The reference of utilisation: the table of devices, the peak of ranks together, and that disturbed measurements of
 // the host's do not count.
 // skip-asan
 #include <atomic>
@@ -19,7 +19,7 @@ namespace {
 std::atomic<int> measured{0};
 }
 namespace transformer {
-/// Of one rank; the trainer's own measures OpenBLAS.
+/// The peak of one rank; the trainer's own measures OpenBLAS.
 double measure_sgemm_peak(int, std::chrono::milliseconds) {
   ++measured;
   return 3e9;

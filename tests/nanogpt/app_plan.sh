@@ -49,7 +49,7 @@ says '2 micro-steps of a GPU; 8 GPUs have no sequences in the last one'
 check "three quarters of $even tokens" test $((4 * $(tokens_of))) = $((3 * even))
 check "a step of $step ms" grep -q "^step $step ms" output
 
-# What the search tries: groups of whole nodes, and those that divide a node; what was given is kept.
+# Candidates of the search: groups of whole nodes, and those that divide a node; what was given is kept.
 groups_of() { plan --model=2x2x64 --prefetch=1 --activation_checkpointing=false --strategy=hybrid_shard "$@" 2>&1 |
   awk '$1 == "hybrid_shard" { print $2 }' | sort -n | tr '\n' ' '; }
 check "groups of 120 GPUs" test "$(groups_of --gpus=120)" = "2 4 8 24 40 "

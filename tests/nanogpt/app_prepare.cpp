@@ -67,7 +67,7 @@ Ids tokens_of(fs::path const& path, std::size_t token_bytes = 2) {
   return ids;
 }
 
-/// What prepare wrote, as text.
+/// The output of prepare, as text.
 std::string text_of(fs::path const& folder, std::string const& split) {
   auto const meta = read_meta(folder / "meta.json");
   return open_tokenizer(meta)->decode(tokens_of(folder / (split + ".bin"), meta.token_bytes));

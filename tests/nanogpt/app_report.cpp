@@ -74,7 +74,7 @@ std::string start(std::int64_t number, bool resumed) {
   return log_line(header) + "\n";
 }
 
-/// What `action` writes to stderr.
+/// Text that `action` writes to stderr.
 template <class Action>
 std::string errors_of(TemporaryFolder const& folder, Action&& action) {
   auto const file = folder.path / "errors";

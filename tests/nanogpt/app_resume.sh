@@ -49,7 +49,7 @@ cp -r parts other
 train --ranks=4 --strategy=no_shard --max_iters=22 --out_dir=other --init_from=resume || fail "another world"
 grep -q "at iteration 21$" output || fail "another world began elsewhere"
 
-# What cannot be resumed.
+# Runs that cannot be resumed.
 ends_in_error "$nanogpt" train "${small[@]}" --out_dir=nothing --init_from=resume
 grep -q "there is no checkpoint in 'nothing' to resume from" output || fail "resumed from nothing"
 ends_in_error "$nanogpt" train "${small[@]}" --out_dir=parts --init_from=resume --n_layer=3

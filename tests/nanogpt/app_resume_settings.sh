@@ -37,7 +37,7 @@ for from in resume auto; do
   says ", strategy shard_grad_op, "
   check "$from: other weights than those of a run that never stopped" cmp whole/model.safetensors part/model.safetensors
 done
-# What was taken belongs to the run's next checkpoint too.
+# The run's next checkpoint has the taken settings too.
 part
 train --ranks=2 --init_from=resume --out_dir=part --max_iters=5
 train --ranks=2 --init_from=resume --out_dir=part --max_iters=8

@@ -89,7 +89,7 @@ check "the older run's page" "$nanogpt" report one >output 2>&1
 check "says whose the trace is" grep -q "one/t.json&#39; belongs to another run\." one/report.html
 if grep -q 'of median length' one/report.html; then fail "another run's step is drawn"; fi
 
-# The same as a table, and a page that is rewritten while the log grows.
+# The log as a table, and a page that is rewritten while the log grows.
 check "a table" "$nanogpt" report one two --to=both.html --csv=runs.csv >output 2>&1
 expect "its rows" $((1 + 2 * 13)) "$(wc -l <runs.csv)"
 expect "its cells" 12 "$(awk -F, '{ print NF }' runs.csv | sort -u)"

@@ -99,7 +99,8 @@ TEST_CASE("settings of a run are taken where none are given") {
 }
 
 TEST_CASE("every setting of train belongs to the run, or is one of these") {
-  // Of the machine or the start, of no effect, or said by the checkpoint itself: block_size to bias, and dtype.
+  // Settings of the machine or the start, settings without effect, and settings stored by the checkpoint itself:
+  // block_size to bias, and dtype.
   Lines const others{"out_dir",
                      "eval_only",
                      "snapshot_interval",
@@ -156,7 +157,7 @@ TEST_CASE("a part of a setting is not taken where the whole differs from the run
   CHECK(same.shard_group == 2);
   CHECK(same.train_data == "x.bin");
   CHECK(same.val_data == "y");
-  // What does not fit the ranks of this start is named as the run's.
+  // Settings that do not fit the ranks of this start are named as the run's.
   CHECK(has(
       what([&] { check_together(same, Command::train, 5); }),
       "setting 'shard_group': expected a divisor of the 5 ranks, got 2, as in the run in 'out'; set another value with "
@@ -235,7 +236,7 @@ TEST_CASE("data are told apart by their tokens, not by their files' names") {
     write("val.bin", 100, changed);
     CHECK_FALSE(marks("train.bin").val == had.val);
   }
-  // The same tokens in two files are drawn in another order.
+  // Tokens in two files are drawn in another order than in one.
   std::filesystem::create_directory(path("two"));
   write("two/train_1.bin", many - 50, none);
   write("two/train_2.bin", 50, none);

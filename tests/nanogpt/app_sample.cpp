@@ -75,7 +75,7 @@ struct Bytes final : Tokenizer {
   std::size_t last_cut(std::string_view text) const override { return text.size(); }
 };
 
-/// What is printed after each byte, and at the end.
+/// Text printed after each byte, and at the end.
 std::vector<std::string> pieces(std::string_view text) {
   Bytes const tokenizer;
   TextStream stream(tokenizer);

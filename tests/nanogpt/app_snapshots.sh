@@ -168,7 +168,7 @@ on ab "$nanogpt" train "${small[@]}" "${kept[@]}" --snapshot_interval=1 --overwr
   fail "did not diverge"
 check "a run without a checkpoint that replaces another one has snapshots" test -z "$(steps_on a)$(steps_on b)"
 
-# What cannot be kept is refused at the start.
+# Snapshots that cannot be kept are refused at the start.
 ends_in_error "$nanogpt" train "${small[@]}" --snapshot_interval=3 --out_dir=refused
 check "no folder" grep -q "setting 'snapshot_folder': snapshots need a folder in each node's memory" output
 mkdir -m 755 open

@@ -117,7 +117,7 @@ void each_character(Use const& use) {
 }  // namespace
 
 TEST_CASE("letters, numbers and white space are those of Unicode 16.0, all code points over") {
-  // What tiktoken 0.14.0 (the Rust crate regex) matches by \p{L}, \p{N} and \s, code point by code point; unicodedata2
+  // Matches of tiktoken 0.14.0 (the Rust crate regex) for \p{L}, \p{N} and \s, code point by code point; unicodedata2
   // 16.0.0, from which the table comes, agrees.
   CHECK(unicode_version == std::string("16.0.0"));
   std::vector<std::int64_t> counts(4);
@@ -132,7 +132,7 @@ TEST_CASE("letters, numbers and white space are those of Unicode 16.0, all code 
 }
 
 TEST_CASE("words are what a regular expression matches") {
-  // Of ASCII alone, for which std::regex knows the classes too.
+  // Only ASCII, for which std::regex knows the classes too.
   std::regex const pattern("'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\\sA-Za-z0-9]+|\\s+(?!\\S)|\\s+");
   std::vector<std::string> const alphabet{"'", "'", "s", "t", "r",  "e",  "v", "m", "l", "d", "S",
                                           "x", " ", " ", " ", "\n", "\t", "1", "9", "!", "-", "\x01"};

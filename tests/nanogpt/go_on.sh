@@ -16,7 +16,7 @@ at_exit 'rm -rf "$work"'
 says() { check "does not say '$1'" grep -qF -- "$1" output; }
 silent_on() { check "says '$1'" test "$(grep -cF -- "$1" output)" -eq 0; }
 ends() { check "ended with $code, not $1" test "$code" -eq "$1"; }
-# What mpirun does at its starts 1, 2, ... is in the files plan.1, plan.2, ...; what it was told is in calls, without the words
+# The files plan.1, plan.2, ... contain the behaviour of mpirun at its starts 1, 2, ...; what it was told is in calls, without the words
 # that are before the program. `rank` becomes a rank; `ready` prints what ranks print once they handle SIGUSR1.
 mkdir stubs
 cat > stubs/mpirun << 'EOF'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What run.sh and tests/run.sh install: exactly what CMake does not find, once; how they end where it cannot be had; and that a
+# Packages that run.sh and tests/run.sh install: exactly those that CMake does not find, once; how they end if one cannot be had; and that a
 # wish ends neither. CMake is the real one, made blind to packages that are "not installed"; apt-get, dpkg-query and sudo are
 # stubs, and nothing is built.
 # timeout: 300
@@ -115,7 +115,7 @@ run $first
 builds
 installed
 
-# What cannot be had: the sentence that names it and who needs it.
+# A package that cannot be had: the sentence names it and the program that needs it.
 packages libopenblas-dev libcli11-dev
 NOT_IN_ARCHIVE=libcli11-dev run $first
 ends_with "libcli11-dev (nanogpt needs CLI11): apt-get could not install it (see above)"

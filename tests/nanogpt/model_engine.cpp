@@ -28,7 +28,7 @@ model_test::Outcome train(fsdp::ShardingStrategy const& strategy, int ranks, boo
   return model_test::train<fsdp::Fp32>(strategy, fsdp::host::Device{}, run);
 }
 
-/// The same on ranks of several threads. @param wide  so wide that matrix products are cut into tiles
+/// Trains on ranks of several threads. @param wide  so wide that matrix products are cut into tiles
 model_test::Outcome train_on(int threads, int ranks, bool wide) {
   model_test::TrainingRun run;
   run.ranks = ranks;

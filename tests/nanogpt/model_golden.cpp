@@ -144,7 +144,7 @@ fsdp::AdamWOptions const adamw_options{.lr = golden::adamw_rate,
                                        .eps = golden::eps,
                                        .weight_decay = golden::decay};
 
-/// What rank 0 has found: tensors by kind.
+/// Results of rank 0: tensors by kind.
 struct Found {
   double loss = 0;
   std::map<std::string_view, Tensors> kinds;

@@ -59,7 +59,7 @@ void compare(fsdp::ShardingStrategy const& strategy, TrainingRun run, std::vecto
   }
 }
 
-/// What one rank of a model has.
+/// Results of one rank of a model.
 struct Sizes {
   std::int64_t activations = 0;
   fsdp::Counts forward, backward;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the model's tests share: an engine without sharding in any precision, and finite differences.
+// Support for the model's tests: an engine without sharding in any precision, and finite differences.
 #pragma once
 
 #include <array>

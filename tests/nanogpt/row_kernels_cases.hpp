@@ -204,7 +204,7 @@ std::vector<Doubles> rms_norm(B& b, std::int64_t rows, std::int64_t columns) {
   return all;
 }
 
-/// What attention gets of grouped heads in the middle of a cache, and the gradient of what was projected.
+/// Inputs of attention with grouped heads in the middle of a cache, and the gradient of the projections.
 template <class B>
 std::vector<Doubles> rope(B& b, transformer::GroupedHeads const& heads, transformer::Pass pass) {
   auto const packed_rows = pass.batch * pass.capacity, width = 3 * heads.width();

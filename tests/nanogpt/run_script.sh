@@ -102,7 +102,7 @@ check "the text is another the second time" cmp -s "$text" before
 fallback "sha256 differs" "$work/other:$work/tools"
 fallback "neither curl nor wget" "$work/tools"
 
-# What is prose in a file.
+# Prose of a file.
 root=$work/copy
 chooser=$root/examples/transformer/run_script/choose_text.sh
 mkdir -p copy/examples/transformer/run_script copy/docs/more copy/build

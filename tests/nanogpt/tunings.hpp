@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What trains, in tests of fine-tuning.
+// Selections of tensors that train, for tests of fine-tuning.
 #pragma once
 
 #include <cstdint>

@@ -50,7 +50,7 @@ std::string shard_bytes(E& engine) {
   return bytes;
 }
 
-/// What each rank saw.
+/// Observations of each rank.
 /// @param left_out  planted steps are not run at all; the scale is set to what it must become
 std::vector<Outcome> train(fsdp::ShardingStrategy const& strategy, int ranks, int shard_group, float clip,
                            bool left_out = false, bool sgd = false) {

@@ -79,7 +79,7 @@ inline Shape shape(Setting setting = Setting::none) {
 }
 inline int micro_steps(Row const& row) { return row.accumulation == Accumulation::none ? 1 : 3; }
 
-/// What a run leaves on rank 0.
+/// Results of a run on rank 0.
 struct Outcome {
   std::vector<fsdp::TensorInfo> tensors;
   std::vector<float> initial, gradients, parameters;  ///< gradients: of the first step, before clipping
@@ -265,7 +265,7 @@ void check_against_one(Outcome const& got, Outcome const& one, Exact const& exac
   }
 }
 
-/// What rows are compared with; each is run once.
+/// Reference runs for the rows; each is run once.
 template <class P>
 class Grid {
  public:

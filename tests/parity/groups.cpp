@@ -42,7 +42,7 @@ Tensors gradients_of(E& engine) {
   return tensors;
 }
 
-/// What a test says of a tensor.
+/// Description of a tensor in a test.
 struct Rule {
   enum class Kind { adamw, sgd, nesterov } kind = Kind::adamw;
   double lr = 0.0, weight_decay = 0.0, first = 0.0, second = 0.0;

@@ -29,7 +29,7 @@ toy::Run plain_run() {
   return run;
 }
 
-/// What an engine exports after a run: master weights, and the reduced gradients of one more backward pass.
+/// Exports of an engine after a run: master weights, and the reduced gradients of one more backward pass.
 struct Exported {
   std::vector<float> weights, gradients;
   double norm = 0.0;

@@ -239,7 +239,7 @@ TEST_CASE("Muon refuses a selection without matrices, and options out of range")
     RANK_CHECK(has(what([&] {
                      fsdp::Muon{engine, fsdp::matching("*.bias")};
                    }),
-                   "Muon: no tensor that trains and has two dimensions is among its tensors: '*.bias'"));
+                   "Muon: expected a tensor that trains and has two dimensions, got none among: '*.bias'"));
     RANK_CHECK(has(what([&] {
                      fsdp::Muon{engine, fsdp::matching("*"), {.momentum = 1.0f}};
                    }),

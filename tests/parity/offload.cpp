@@ -114,7 +114,7 @@ std::string text(fsdp::OffloadOptions const& options) {
          (options.gradients ? "gradients" : "");
 }
 
-/// The same bits with anything offloaded.
+/// Checks that offloading any part of the state keeps the bits.
 /// @param turn  everything at once, and one of the other choices, which take turns; none: all choices
 template <class P>
 void check(toy::World const& world, Setting setting, std::optional<std::size_t> turn) {

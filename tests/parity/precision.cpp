@@ -35,7 +35,7 @@ std::vector<float> train(fsdp::ShardingStrategy const& strategy, int ranks, int 
   };
   return toy::on_patches<P>(strategy, ranks, shard_group, four_steps, options);
 }
-/// What travels is rounded; buckets are smaller than units.
+/// Options: gradients are rounded before they are sent; buckets are smaller than units.
 fsdp::EngineOptions travelling_in(fsdp::DType type) {
   return {.bucket_bytes = 900, .first_bucket_bytes = 300, .reduce_dtype = type};
 }

@@ -19,7 +19,7 @@ namespace {
 using fsdp::testing::begin_counting;
 using fsdp::testing::end_counting;
 
-/// Of all ranks together.
+/// Number of allocations of all ranks together.
 long in_steps(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run const& run, fsdp::host::Device device = {}) {
   std::barrier all(ranks);
   long found = -1;

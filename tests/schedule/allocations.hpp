@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the steps of a training run allocate once it is warm.
+// Counts allocations of a training run's steps after the first ones.
 #pragma once
 
 #include <utility>
@@ -12,7 +12,7 @@
 
 namespace allocations {
 
-/// Whose backlogs, which differ from run to run, always fit a queue as it is made.
+/// A run whose backlogs, which differ from run to run, always fit a queue as it is made.
 inline toy::Run small_run() {
   toy::Run run;
   run.shape.hidden = {17, 9};

@@ -46,7 +46,7 @@ Simulation simulated(PaperStep const& of, Costs const& costs) { return simulated
 struct Times {
   double forward, backward;
 };
-/// Of a forward and a backward pass; backward begins when forward has ended, and ends with its last reduction.
+/// Times of a forward and a backward pass; backward begins when forward has ended, and ends with its last reduction.
 Times times(fsdp::StepInput input, double c, double m) {
   PaperStep of(std::move(input));
   of.run.micro_step();

@@ -34,7 +34,8 @@ void throw_other_in_task(Stream& stream) {
   stream.enqueue([] { throw NoStandardException{}; });
 }
 
-/// What is said of it. A rank that meets the failure on another of its streams gets an fsdp::Error that says the same.
+/// Text for an exception that has none. A rank that meets the failure on another of its streams gets an fsdp::Error
+/// that says the same.
 constexpr char const* nameless = "an exception that is no std::exception";
 
 std::string text_of(std::exception_ptr const& error) {
@@ -48,7 +49,7 @@ std::string text_of(std::exception_ptr const& error) {
   return {};
 }
 
-/// What `body` throws, rank by rank. `body` gets a function to call with the stream: it fails on rank 1 of 3.
+/// Exceptions of `body`, by rank. `body` gets a function to call with the stream: it fails on rank 1 of 3.
 std::vector<std::string> errors_of(std::function<void(Engine&, Layers&, Ramp<>::Before const&)> const& body,
                                    Ramp<>::Before const& fail) {
   std::vector<std::string> errors(3);

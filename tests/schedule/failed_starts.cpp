@@ -98,7 +98,7 @@ struct Part {
   }
 };
 
-/// Of an engine that is not sealed: all that a call could leave behind.
+/// State of an engine that is not sealed: everything that a call could leave behind.
 template <class E>
 std::string state_of(E& engine) {
   auto text = engine.shards().core().declared.text();
@@ -152,7 +152,7 @@ struct Outcome {
   std::vector<std::int64_t> bytes;
   long attempts = 0;
 
-  /// What must not depend on failures.
+  /// Results that must not depend on failures.
   auto rest() const { return std::tie(weights, program, bytes); }
 };
 
@@ -436,7 +436,7 @@ TEST_CASE("a module that calls its engine while it is added is refused, and is n
         }
         RANK_CHECK(state_of(engine) == before);
       }
-    // What declares nothing may be called.
+    // Calls that declare nothing are allowed.
     auto c =
         engine.shard(Calling{{}, [&] { static_cast<void>(engine.plan_input()), engine.discard_gradients(); }}, "c");
     a.forward(), b.forward();

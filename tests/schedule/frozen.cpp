@@ -364,7 +364,7 @@ TEST_CASE("backward ends at the lowest unit that trains, and modules may skip fr
 
 namespace {
 
-/// The same as Scale, but writes all gradients.
+/// A Scale that writes all gradients.
 struct PlainScale : Scale {
   static constexpr bool skips_gradients = false;
   PlainScale(Device const& on, std::int64_t count) : Scale{on, count} {}

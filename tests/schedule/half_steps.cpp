@@ -128,8 +128,8 @@ TEST_CASE("nothing is exported inside a use or an evaluation") {
     exported();
   });
   REQUIRE(messages.size() == 4);
-  CHECK(messages[0] == "rank 0: parameters are to be exported, but forward of 'layer' has not ended");
-  CHECK(messages[1] == "rank 0: parameters are to be exported, but backward of 'layer' has not ended");
+  CHECK(messages[0] == "rank 0: parameters are to be exported, but forward of 'layer' has not ended; end it first");
+  CHECK(messages[1] == "rank 0: parameters are to be exported, but backward of 'layer' has not ended; end it first");
   CHECK(messages[2] == "rank 0: parameters are to be exported inside an evaluation; end the evaluation scope first");
   CHECK(messages[3].empty());
 }

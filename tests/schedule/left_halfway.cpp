@@ -20,7 +20,7 @@ using fsdp::testing::Ramp;
 using fsdp::testing::refusal;
 using Delayed = fsdp::testing::DelayDevice<fsdp::host::Device>;
 
-/// What comes before the steps whose result is compared.
+/// Calls before the steps whose result is compared.
 struct Before {
   bool waits = false;         ///< a micro-step whose gradients wait for a reduction, or for replicas alone
   int completed = -1;         ///< uses whose backward completes before the pass is left; -1: no such pass
@@ -195,10 +195,10 @@ TEST_CASE("gradients are not discarded inside a use's backward") {
     layer.forward();
     layer.backward(1.0f, [&](auto&) { message = refusal([&] { engine.discard_gradients(); }); });
   });
-  CHECK(message == "rank 0: gradients are discarded, but backward of 'layer' has not ended");
+  CHECK(message == "rank 0: gradients are discarded, but backward of 'layer' has not ended; end it first");
 }
 
-// What ThreadSanitizer looks at: the optimizer writes the shards that the gathers of a forgotten pass may still read.
+// A case for ThreadSanitizer: the optimizer writes the shards that the gathers of a forgotten pass may still read.
 TEST_CASE("a step after a forward pass that was left half-way waits for what was gathered ahead") {
   using Comm = fsdp::local::Communicator<Delayed>;
   auto const device_of = [](int rank) { return Delayed({}, static_cast<std::uint64_t>(rank) + 1, 200); };

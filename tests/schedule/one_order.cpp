@@ -17,7 +17,7 @@ using Comm = fsdp::local::Communicator<fsdp::host::Device>;
 
 constexpr fsdp::Label label{"unit", "test"};
 
-/// What is wrong with any rank's end.
+/// Errors in the end of any rank.
 std::string one_case(fsdp::ShardingStrategy const& strategy, int ranks, one_order::Fault fault, one_order::Next next) {
   std::mutex guard;
   std::string problems;

@@ -15,9 +15,9 @@
 
 namespace one_order {
 
-/// What the last rank does otherwise.
+/// Different behaviour of the last rank.
 enum class Fault { reduces_not, clips_alone };
-/// What all ranks do next.
+/// The next call of all ranks.
 enum class Next { forward, evaluation, mean, synchronize, nothing };
 
 inline constexpr Fault faults[] = {Fault::reduces_not, Fault::clips_alone};
@@ -29,7 +29,7 @@ inline std::string_view name(Next next) {
   return names[static_cast<int>(next)];
 }
 
-/// What the last rank does otherwise without any collective that shows it.
+/// Different behaviour of the last rank that no collective shows.
 enum class Drift { rate, no_step, discard, limit, norm };
 inline constexpr Drift drifts[] = {Drift::rate, Drift::no_step, Drift::discard, Drift::limit, Drift::norm};
 
@@ -143,7 +143,7 @@ inline std::string verdict(Fault fault, Next next, int rank, int size, Outcome c
   bool const meets = next == Next::forward || next == Next::evaluation || next == Next::mean;
   if (meets) {
     if (got.kind != "order") return wrong("in an OrderError");
-    std::vector<std::string> parts{fmt::format("rank {}: ranks disagree", rank), fmt::format("rank {} ", size - 1)};
+    std::vector<std::string> parts{fmt::format("rank {}: ", rank), "ranks disagree", fmt::format("rank {} ", size - 1)};
     // Ranks may meet in another collective first, which compares what they did before it.
     bool const by_history =
         fault == Fault::reduces_not && got.text.find("number of unreduced micro-steps") != got.text.npos;

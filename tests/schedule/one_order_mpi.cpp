@@ -24,7 +24,7 @@ fsdp::mpi::Communicator make_world(int ranks_per_node) {
   return fsdp::mpi::Communicator(test_environment(), {}, options);
 }
 
-/// What is wrong with this rank's end, on nodes of so many ranks.
+/// Errors in this rank's end, on nodes of so many ranks.
 /// @param named  whether the message must name the calls: between nodes, only how many there were may be known
 std::string one_case(fsdp::ShardingStrategy const& strategy, int ranks_per_node, one_order::Fault fault,
                      one_order::Next next, bool named) {

@@ -97,7 +97,7 @@ std::string text(std::vector<Stretch> const& stretches) {
   return words;
 }
 
-/// What one rank has enqueued that accesses memory of the program, in order.
+/// Enqueued work of one rank that accesses memory of the program, in order.
 struct Recorded {
   struct Operation {
     std::size_t index;
@@ -183,7 +183,7 @@ std::string difference(std::vector<Executed> const& list, fsdp::Program const& p
 /// order, and wait for events and peers; members of a collective begin together. The hosts take no time and never wait.
 class Timeline {
  public:
-  /// What entries take; the others take no time. By rank and entry.
+  /// Times of entries; others take no time. By rank and entry.
   using Times = std::vector<std::map<std::size_t, double>>;
 
   Timeline(std::vector<std::shared_ptr<Recording const>> const& recordings, Times const& times) : times_(times) {
@@ -302,7 +302,7 @@ void run_row(Row const& row) {
   });
 }
 
-/// What a rank's operations take: sums of powers of two, exact. Norms take none: see compare_clocks().
+/// Times of a rank's operations: sums of powers of two, exact. Norms take none: see compare_clocks().
 /// @param even  all ranks take the same
 fsdp::Costs costs_of(std::size_t rank, bool even) {
   fsdp::Costs costs;
@@ -375,7 +375,7 @@ void with_precision(Row const& row, What const& what) {
   }
   what(fsdp::Bf16Reduce{});
 }
-/// What is wrong with a row; "" if nothing is.
+/// Errors of a row; "" if there are none.
 std::string problem(fsdp::testing::TableRow const& at, int setting) {
   auto row = engine_table::row_of(at);
   row.setting = setting;

@@ -127,7 +127,7 @@ class Chain {
     for (auto at = idle.size(); at-- > 0;) idle[at].backward();
   }
   void micro_step(Uses const& uses, std::int64_t number) { forward(uses, number), backward(uses); }
-  /// Of all micro-steps, on this rank.
+  /// Loss of all micro-steps, on this rank.
   double loss() {
     engine_->synchronize();
     return loss_;
@@ -173,7 +173,7 @@ struct Case {
   bool segments = false;  ///< one engine recomputes layers 1 and 2 together
   Updates updates = Updates::adamw;
 };
-/// Of rank 0.
+/// Results of rank 0.
 struct Result {
   std::vector<double> losses;
   std::map<std::string, std::vector<float>> parameters;
@@ -316,7 +316,7 @@ Result follow(Case const& of) {
   return result;
 }
 
-/// What a rank keeps of a unit between engines.
+/// State of a unit on a rank, between engines.
 struct Kept {
   std::vector<float> master, moments[2];
 };

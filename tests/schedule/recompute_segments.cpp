@@ -448,7 +448,7 @@ TEST_CASE("one module recomputes in its own backward, without a segment") {
 
 namespace {
 
-/// What happens in turn: looks at nothing.
+/// A module without computation, for tests of the order of calls.
 struct Bare {
   template <class T>
   struct Params {

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recorded runs of a table of engines: events, waits and collectives order all accesses to each byte, on all ranks.
-// Without a wait that follows from accesses they do not: each is left out of the recording in turn. Waits that are not
-// needed are of few kinds, which no engine can leave out: see unneeded().
-// skip-sanitizers
-// full-run: [recorded]
-// timeout: 3600
+// Each derived wait is left out of the recording in turn: then a pair of accesses is unordered. unneeded() lists the
+// few kinds of waits for which this does not hold. skip-sanitizers full-run: [recorded] timeout: 3600
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -60,7 +57,7 @@ Hazards record(Row const& row, int steps = 3) {
   return record<fsdp::Bf16Reduce>(row, steps);
 }
 
-/// What nothing orders in a run of the row, a line each.
+/// One line for each pair of accesses that no stream, event or collective orders in a run of the row.
 std::string unordered(fsdp::testing::TableRow const& at, Hazards const& hazards) {
   std::string lines;
   for (auto const& found : hazards.find()) lines += fmt::format("row {}: {}\n", engine_table::text(at), found);
@@ -92,12 +89,12 @@ bool is_derived(fsdp::WaitSite site) {
          !is_of_optimizers(site);
 }
 
-/// What of the waits that follow from accesses is wrong; counts by site those that rank 0 needs. Each must be needed:
-/// without it, accesses to some byte are unordered. It is left out on rank 0, and if this leaves all in order, on all
-/// ranks: the others may have to wait for the same before a collective begins, and what an access and the next content
-/// of a slot have in common is on some ranks nothing.
+/// Lists errors of derived waits, and counts by site the waits that rank 0 needs. Each derived wait must be needed:
+/// without it, accesses to some byte are unordered. It is left out on rank 0, and, if all accesses are still
+/// ordered, on all ranks: the others may need the same wait before a collective begins, and on some ranks an access and
+/// the next content of a slot share no bytes.
 ///
-/// These are not needed, but an engine cannot know it, or does not care:
+/// These waits are not needed, but an engine cannot find that out, or need not:
 /// - before later ones that imply it, for the same operation, or for the buffer's open before it: a buffer's open waits
 ///   by itself; and when all peers have ended a collective, so has this rank;
 /// - for what the host has waited for: initial parameters, and whatever it waits for lest it come too far ahead;
@@ -136,8 +133,7 @@ std::string unneeded(fsdp::testing::TableRow const& at, Hazards const& hazards, 
   }
   return lines;
 }
-/// The same of a row each, with units without padding. Two steps have every wait: the second one finds what a step has
-/// left.
+/// Checks each row of a table, with units without padding. Two steps contain every wait: the second one follows a step.
 std::string unneeded(fsdp::testing::Table const& table, std::vector<int>& needed) {
   std::string problems;
   int setting = 0;

@@ -78,7 +78,7 @@ bool reduces(Case const& of, Unit const& unit, int micro) {
   return of.micro_steps == MicroSteps::last_replicates && unit.placement().replicas == 1;
 }
 
-/// What a hook has seen of each unit.
+/// Observations of a hook, by unit.
 struct Seen {
   int calls = 0;
   std::vector<float> gradients{};
@@ -105,7 +105,7 @@ std::vector<float> train(Case const& of, By by, Look const& look) {
         device.copy_async(stream, seen[u].gradients.data(), g.data(), g.size_bytes());
       });
       if (by == By::nobody) continue;
-      // Of another type, which cannot be copied.
+      // A function of another type, which cannot be copied.
       shards.on_reduced(shards[u], [u, device = std::make_unique<Device>(engine.device())](auto& stream, auto g) {
         device->launch(stream, std::int64_t{1}, Change{}, g.data(), static_cast<std::int64_t>(g.size()), u);
       });
@@ -231,7 +231,7 @@ class Whole {
   std::vector<std::vector<float>> units_;
 };
 
-/// What the hooks of a rank have done; all are enqueued on one stream.
+/// Calls of the hooks of a rank; all are enqueued on one stream.
 struct Notes {
   std::vector<std::string> calls;
   std::vector<std::string> streams;  ///< names of the threads that ran what was enqueued
@@ -249,7 +249,7 @@ void note(E& engine, std::size_t unit, std::string const& name, Notes& notes) {
   });
 }
 
-/// What is called in a step of two layers, where the tasks ran, and what the program says of the hooks.
+/// Calls in a step of two layers, threads of the tasks, and hooks of the program.
 template <class P>
 std::string streams_of(int ranks, fsdp::ShardingStrategy const& strategy, fsdp::EngineOptions const& options = {}) {
   std::string text;
@@ -547,13 +547,14 @@ TEST_CASE("hooks: wrong registrations are refused by name, and change nothing") 
     CHECK(refusal([&] { shards.on_reduced(foreign, hook); }) ==
           "rank 0: the unit given to on_reduced belongs to another engine; pass an id that this engine has returned");
     CHECK(refusal([&] { shards.on_reduced(other.shards()[0], hook); }) ==
-          "rank 0: unit 'other' belongs to another engine");
+          "rank 0: unit 'other' belongs to another engine; pass a unit of this engine");
     CHECK(refusal([&] { shards.on_reduced(fsdp::UnitId{2}, hook); }) ==
           "rank 0: on_reduced: there is no unit 2; the engine has 2, counted from 0");
     engine.seal();
-    CHECK(refusal([&] { shards.on_reduced(unit, hook); }) ==
-          "rank 0: on_reduced was called for unit 'tied' too late; call it before the first forward, optimizer, save or "
-          "load, which seals the engine");
+    CHECK(
+        refusal([&] { shards.on_reduced(unit, hook); }) ==
+        "rank 0: on_reduced was called for unit 'tied' too late; call it before the first forward, optimizer, save or "
+        "load, which seals the engine");
     CHECK(!has(to_text(engine.program()), "hook"));
   });
 }

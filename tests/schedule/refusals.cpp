@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cannot be honoured is refused at once and by name, and what is refused changes nothing.
+// Calls and settings that cannot be honoured are refused at once and by name, and change nothing.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -495,7 +495,7 @@ TEST_CASE("a scope that is open is named as such") {
                              auto const next = engine.forward_scope(fsdp::UseId{1});
                            }),
                  "forward of 'layer.1' begins, but forward of 'layer.0' has not ended"));
-  // What would end the pass is refused inside a use, which goes on.
+  // Calls that would end the pass are refused inside a use, which goes on.
   auto const message = on_engine(1, [](Engine& engine, Layers& layers) {
     fsdp::Sgd sgd(engine, {.lr = 1.0f});
     pass(layers, 1.0f);

@@ -39,7 +39,7 @@ constexpr std::string_view name(Drift how) {
                                                   "discards at the end"};
   return names[static_cast<std::size_t>(how)];
 }
-/// What the message must have. For imports_alone: the peer waits elsewhere, and several texts name that.
+/// The expected part of the message. For imports_alone: the peer waits elsewhere, and several texts name that.
 constexpr std::string_view expected(Drift how) {
   constexpr std::array<std::string_view, 7> texts{
       "replicas of unit 'layer.0' differ in imported values",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // skip-sanitizers
-// What the operations of a run say each buffer holds: every reader finds what it needs, in runs of all kinds of steps;
-// and each fault that is put into a list of operations is found.
+// Symbolic contents of buffers while operations of a run execute: every reader finds what it needs, in runs of all
+// kinds of steps; and each fault that is put into a list of operations is found.
 // full-run: [symbols]
 // timeout: 3600
 #include <fmt/format.h>

@@ -36,7 +36,7 @@ void run_row(Row const& row) {
   });
 }
 
-/// What is wrong with a row; "" if nothing is.
+/// Errors of a row; "" if there are none.
 std::string problem(fsdp::testing::TableRow const& at) {
   auto const row = engine_table::row_of(at);
   try {

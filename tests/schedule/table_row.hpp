@@ -31,7 +31,8 @@ namespace engine_table {
 using fsdp::Facts;
 using fsdp::Phase;
 
-// What rows of the table choose from. Where values exclude each other, the later one gives way to its first.
+// Values that rows of the table choose from. If two values cannot be combined, the axis of the later one takes its
+// first value.
 enum class Engine { full, grad_op, hybrid_full, hybrid_grad_op, replicated };
 enum class Units { as_engine, last_replicated, every_second_replicated, some_stay, root_replicated };
 enum class Ahead { one, none, two, three, lists, capped };
@@ -43,9 +44,9 @@ enum class Precision { fp32, bf16, bf16_reduce, fp32_in_bf16, bf16_in_fp16 };  /
 enum class Kinds { none, replicated, frozen, fp32, all };
 /// Functions of the caller on reduced gradients.
 enum class Hooks { none, every_unit, every_second_unit };
-/// What is recomputed: each block alone, pairs, three in the middle, everything in one segment.
+/// Recomputed segments: each block alone, pairs, three in the middle, everything in one segment.
 enum class Segments { none, single, pairs, middle, whole };
-/// What lies in host memory. Masters: where they are another copy than the parameters, else moments.
+/// State in host memory. Masters: if they are another copy than the parameters, else moments.
 enum class Offload { none, moments, gradients, masters, all };
 
 struct Row {
@@ -62,7 +63,7 @@ struct Row {
   Hooks hooks{};
   Segments segments{};
   Offload offload{};
-  // Of no axis:
+  // Settings that belong to no axis:
   int setting = 0;              ///< modules that set their gradients: 0: none; 1: all; 2: those of every second unit
   std::int64_t elements = 300;  ///< of the smallest block; others have two or three times as many, and the root two
 };
@@ -105,7 +106,7 @@ inline fsdp::ShardingStrategy strategy_of(Row const& row) {
   if (row.engine == Engine::replicated) return fsdp::NoShard{};
   return resharding(row, row.engine == Engine::full || row.engine == Engine::hybrid_full);
 }
-/// Of a unit: the root is 0, blocks are 1 to `blocks`.
+/// Strategy of a unit: the root is 0, blocks are 1 to `blocks`.
 inline fsdp::ShardingStrategy strategy_of(Row const& row, int unit, int blocks) {
   bool const replicated = (row.units == Units::last_replicated && unit == blocks) ||
                           (row.units == Units::every_second_replicated && unit % 2 == 1) ||
@@ -230,7 +231,7 @@ struct SetGradients : AddGradients {
   }
 };
 
-/// The same for a reduced gradient shard.
+/// Changes a reduced gradient shard.
 struct ChangeReduced {
   template <class Block>
   FSDP_HD void operator()(Block const&, std::int64_t, float*, std::int64_t) const {}
@@ -341,7 +342,7 @@ class Rank {
   }
 
   E& engine() { return engine_; }
-  /// What train() has called.
+  /// Calls that train() has made.
   std::vector<Call> const& calls() const { return calls_; }
 
   void train(int steps = 3) {
@@ -381,7 +382,7 @@ class Rank {
   }
 
  private:
-  /// Of uses. The root, which is used first and last, may only be in a segment that has both uses.
+  /// Segments of uses. The root, which is used first and last, may only be in a segment that has both uses.
   std::vector<std::pair<std::size_t, std::size_t>> segments() const {
     std::size_t const first = row_.tied ? 1 : 0;  // block
     switch (row_.segments) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What must hold of a trace file, whatever the ranks are.
+// Checks of a trace file, for any kind of ranks.
 #pragma once
 
 #include <cstdint>

@@ -148,7 +148,7 @@ std::vector<float> train_by_optimizers(Engine which, toy::Run const& run, Device
   return result;
 }
 
-/// The same with averages of masters that lie in host memory. @return the averages
+/// Trains with averages of masters that lie in host memory. @return the averages
 template <class Device>
 std::vector<float> train_averages(toy::Run const& run, Device const& device) {
   std::vector<float> result;

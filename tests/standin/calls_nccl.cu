@@ -69,7 +69,7 @@ std::vector<Case> const& cases() {
 }
 
 constexpr std::array<char const*, 4> parts{"forward", "backward", "norm", "optimizer"};
-/// What the thread of a rank has called in each part of a step.
+/// Calls of a rank's thread in each part of a step.
 using Step = std::array<Counts, parts.size()>;
 using Steps = std::vector<Step>;
 

@@ -51,7 +51,7 @@ std::string on_new_thread(std::function<void()> const& action) {
   return wrong;
 }
 
-/// What stands on a stream after this call begins that much later.
+/// Delays the work that is enqueued on a stream after this call.
 void make_late(Device::Stream const& stream, int milliseconds) {
   auto const until = std::chrono::steady_clock::now() + std::chrono::milliseconds{milliseconds};
   static_cast<void>(

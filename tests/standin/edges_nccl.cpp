@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a collective orders, and what it does not, as ThreadSanitizer sees it: ranks are threads. Without the sanitizer
-// the same programs run, and nothing is looked for.
+// Order of work around a collective, as ThreadSanitizer sees it: ranks are threads. Without the sanitizer the same
+// programs run, and nothing is looked for.
 // environment: FSDP_STANDIN_DEVICES=3
 #include <cstddef>
 #include <cstdio>

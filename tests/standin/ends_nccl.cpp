@@ -34,7 +34,7 @@ using fsdp::cuda::Device;
 constexpr std::size_t count = 64;
 constexpr fsdp::Label label{"unit", "test"};
 
-/// What stands on a stream after this call begins that much later.
+/// Delays the work that is enqueued on a stream after this call.
 void make_late(Device::Stream const& stream, int milliseconds = 300) {
   auto const until = std::chrono::steady_clock::now() + std::chrono::milliseconds{milliseconds};
   static_cast<void>(

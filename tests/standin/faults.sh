@@ -24,7 +24,7 @@ only_list = "--list" in arguments
 wanted = re.compile(next((a for a in arguments if not a.startswith("-")), ""))
 tree = os.path.join(work, "tree")
 
-# What makes a place, by what stands instead of the call.
+# Calls that are places of faults, grouped by their replacement.
 PLACE = re.compile(r"\b(?:(?P<cuda>cuda(?:SetDevice|StreamWaitEvent|EventRecord|StreamSynchronize|EventSynchronize|"
                    r"DeviceSynchronize|StreamDestroy|EventDestroy|Free|FreeHost))|"
                    r"(?P<nccl>nccl(?:CommDestroy|CommAbort|MemFree|CommWindowDeregister))|"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host waits for before it reads, writes or frees what streams use. The stand-in does no favours here: neither
-// copies of pageable memory nor cudaFree wait for anything. A wait that is missing is a race under ThreadSanitizer, a
-// rule that is broken, or a wrong value: streams are late.
+// Waits of the host before it reads, writes or frees memory that streams use. The stand-in does no favours here:
+// neither copies of pageable memory nor cudaFree wait for anything. A wait that is missing is a race under
+// ThreadSanitizer, a rule that is broken, or a wrong value: streams are late.
 // needs: nlohmann_json xxHash
 // environment: FSDP_STANDIN_NO_FAVOURS=1
 #include <algorithm>
@@ -29,7 +29,7 @@ using Device = fsdp::cuda::Device;
 using Comm = fsdp::local::Communicator<Device>;
 using Engine = fsdp::Engine<Comm>;
 
-/// What stands on a stream after this call begins 30 ms later.
+/// Delays the work that is enqueued on a stream after this call by 30 ms.
 void make_late(Device::Stream const& stream) {
   auto const until = std::chrono::steady_clock::now() + std::chrono::milliseconds{30};
   static_cast<void>(

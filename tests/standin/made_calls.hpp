@@ -11,7 +11,7 @@
 
 namespace standin::test {
 
-/// What was called after `before`.
+/// Calls after `before`.
 inline Counts difference(Counts const& now, Counts const& before) {
   Counts result;
   for (auto const& [name, count] : now) {
@@ -39,7 +39,7 @@ inline std::string text_of(Counts const& counts) {
     text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + std::string(name);
   return text;
 }
-/// The same of the calls that cost.
+/// Calls after `before` that are expensive.
 inline std::string costly(Counts const& counts) {
   Counts some;
   for (auto const& entry : counts) {

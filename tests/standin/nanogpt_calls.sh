@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What nanogpt's training steps call of CUDA's libraries, clipping included: nothing that allocates. They wait for an event
+# Calls of CUDA's libraries in nanogpt's training steps, clipping included: none allocates. They wait for an event
 # in each pass and in each upload of tokens, as the host may be so far ahead and no further; and where a line is logged.
 # programs: nanogpt
 # labels: standin

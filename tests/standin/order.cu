@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the stand-in for the CUDA runtime orders, and what it does not: under ThreadSanitizer two accesses without an
-// order between them are reported in every run, whichever ran first; without it a stream that may go on does.
+// Order of work in the stand-in for the CUDA runtime: under ThreadSanitizer two accesses without an order between them
+// are reported in every run, whichever ran first; without it a stream that may go on does.
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -144,7 +144,7 @@ int races_of(Action const& action) {
   });
 }
 
-/// The same with each of the streams held until the other is done.
+/// Repeats a case with each of the streams held until the other is done.
 template <class Action>
 std::vector<int> races_in_both_orders(Action const& action) {
   std::vector<int> found;

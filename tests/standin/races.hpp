@@ -35,7 +35,7 @@ int races_during(Action const& action) {
 
 #if defined(__SANITIZE_THREAD__)
 extern "C" {
-// What ThreadSanitizer finds is counted, unsaid.
+// Races that ThreadSanitizer finds are counted, not printed.
 void __tsan_on_report(void*) { standin::test::races.fetch_add(1, std::memory_order_relaxed); }
 char const* __tsan_default_options() { return "suppress_equal_stacks=0:suppress_equal_addresses=0:log_path=/dev/null"; }
 }

@@ -49,7 +49,7 @@ class Reports {
   Reports& operator=(Reports const&) = delete;
   ~Reports() { standin::set_handler(nullptr); }
 
-  /// What was reported since the last call.
+  /// Reports since the last call.
   static std::vector<std::string> taken() {
     std::lock_guard const lock{mutex};
     static_cast<void>(cudaGetLastError());

@@ -58,7 +58,7 @@ std::vector<float> train(Case const& tested, Sited const& device) {
   return schedule::train(tested.engine, what, device);
 }
 
-/// What tells the runs of two cases apart.
+/// The difference of two cases.
 auto run_of(Case const& tested) {
   auto const run = schedule::small_run(tested);
   return std::tuple{tested.engine,         tested.prefetch, tested.setting,    tested.rounded,

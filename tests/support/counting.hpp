@@ -59,7 +59,7 @@ struct Tally {
   }
 };
 
-/// What went through the communicator from entry `first` on, as a program counts it.
+/// Collectives of the communicator from entry `first` on, counted as a program counts them.
 /// @param pass  "forward" or "backward"; empty: both
 inline fsdp::Counts counts_of(Tally const& tally, std::size_t first = 0, std::string const& pass = {}) {
   fsdp::Counts counts;

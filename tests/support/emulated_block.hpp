@@ -29,7 +29,7 @@ class Machine;
 namespace detail {
 inline constinit thread_local Machine* machine = nullptr;
 }
-/// Whose fibers run on the calling thread. ThreadSanitizer does not see that streams may share one.
+/// The block whose fibers run on the calling thread. ThreadSanitizer does not see that streams may share one.
 EMULATED_UNSEEN inline Machine& machine() { return *detail::machine; }
 
 /// [Note: Rows that are read together]
@@ -298,7 +298,7 @@ class Machine {
   bool restart_ = true;                               ///< the schedule begins anew
 };
 
-/// What ThreadBlock asks of a GPU.
+/// Implements the functions that ThreadBlock asks of a GPU.
 struct Lanes {
   static int thread() { return machine().running(); }
   static int threads() { return machine().threads(); }

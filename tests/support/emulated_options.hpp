@@ -17,8 +17,8 @@
 
 namespace emulated {
 
-/// What a kernel did that a thread block may not do: a barrier that not all reach, a shuffle without the whole warp, a
-/// write over what the warp has read together.
+/// A fault of a kernel in a thread block: a barrier that not all reach, a shuffle without the whole warp, a write over
+/// what the warp has read together.
 struct Failure : fsdp::Error {
   using fsdp::Error::Error;
 };

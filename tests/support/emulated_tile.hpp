@@ -55,7 +55,7 @@ struct Tile<emulated::Lanes> {
 
   /// ldmatrix.sync.aligned.m8n8.x4.shared.b16: lane l gives the address of row l % 8 of matrix l / 8.
   static void load_matrices(std::uint32_t (&r)[4], Address row) { load<false>("ldmatrix", r, row); }
-  /// The same with .trans.
+  /// ldmatrix with .trans.
   static void load_matrices_transposed(std::uint32_t (&r)[4], Address row) { load<true>("ldmatrix.trans", r, row); }
 
   /// cp.async.cg.shared.global of 16 bytes; zeros, and `from` is not read, if not `valid`.

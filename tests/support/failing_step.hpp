@@ -27,7 +27,7 @@ namespace failing {
 
 enum class Ending { nothing, mean, exports, saves };
 
-/// What a run does, and which of its tasks throws.
+/// A run, and the task that throws in it.
 struct Case {
   fsdp::ShardingStrategy strategy = fsdp::FullShard{};
   bool clips = false;
@@ -132,7 +132,7 @@ struct Layer {
   }
 };
 
-/// What has become of a rank.
+/// The end of a rank.
 struct Outcome {
   std::string error;  ///< what its body threw; "": nothing
   std::string wrong;  ///< a value that was read, and was not what it should have been
@@ -217,7 +217,7 @@ void run_rank(Comm comm, Plan& plan, Case const& planned, Outcome& outcome) {
   if (thrown != nullptr) std::rethrow_exception(thrown);
 }
 
-/// What is wrong with how a run has ended; "": nothing.
+/// Errors in the end of a run; "": none.
 /// @param report  what the run as a whole has reported
 inline std::string judge(Case const& planned, std::vector<Outcome> const& outcomes, std::string const& report) {
   if (!outcomes[static_cast<std::size_t>(planned.rank)].thrown) return {};  // there is no such task

@@ -64,7 +64,7 @@ class Stacks {
     return memory_ + i * stride + guard_bytes;
   }
 
-  /// Those of the calling thread.
+  /// Fibers of the calling thread.
   static Stacks& own() {
     thread_local Stacks stacks;
     return stacks;

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # SPDX-License-Identifier: Apache-2.0
-# What tests/gpu.sh needs that a machine with a GPU may lack.
+# Requirements of tests/gpu.sh that a machine with a GPU may lack.
 
 # A line each: package | how it is found | who needs it. Debian's and Ubuntu's names, NVIDIA's, and pip's.
 needed_packages() {

@@ -106,7 +106,7 @@ class Hazards {
     std::size_t first, last;
     bool writes;
   };
-  /// What of an entry is the same in every run.
+  /// The part of an entry that is equal in every run.
   struct Place {
     std::vector<Cells> accesses, input;
     std::size_t meeting = 0;  ///< index of the collective or exchange, equal on its members; 0: none
@@ -309,7 +309,7 @@ class Hazards {
           expect_before(cell.write);
           if (own && cells.writes) {
             for (auto const& read : cell.reads) expect_before(read);
-            // What peers read of this very collective they may still read when it has ended here.
+            // Peers may still read the cells of this collective when it has ended here.
             std::erase_if(cell.reads, [&](Stamp const& read) { return meeting == 0 || read.meeting != meeting; });
             cell.write = now;
             continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same run on threads of this process.
+// Runs a test on threads of this process.
 #pragma once
 
 #include <mutex>

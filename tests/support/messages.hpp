@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What errors say.
+// Texts of exceptions.
 #pragma once
 
 #include <string>

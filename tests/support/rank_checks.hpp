@@ -19,7 +19,7 @@ class RankChecks {
     std::lock_guard const lock(mutex_);
     failures_ += formatted("line {}: {}\n", line, what);
   }
-  /// What failed since the last call; "" if nothing did.
+  /// Failed checks since the last call; "" if there are none.
   std::string take() {
     std::lock_guard const lock(mutex_);
     return std::exchange(failures_, {});

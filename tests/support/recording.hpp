@@ -155,7 +155,7 @@ struct Enqueued {
   std::uint64_t sequence = 0;  ///< among the communicator's collectives, or among its exchanges
 };
 
-/// What one rank has enqueued, in order. Written by its host thread.
+/// Enqueued work of one rank, in order. Written by its host thread.
 struct Recording {
   std::vector<Enqueued> entries;
   std::vector<std::string> streams;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What scripts that run a program and read what it prints share. Sourced: `. "$(dirname "$0")/../support/script.sh"`.
+# Support for scripts that run a program and read its output. Sourced: `. "$(dirname "$0")/../support/script.sh"`.
 failures=0
 checks=0
 

@@ -232,7 +232,7 @@ class StepMemory {
       default: return {all};
     }
   }
-  /// What this rank keeps, in elements of the full unit.
+  /// The part that this rank keeps, in elements of the full unit.
   Range kept_slice(std::uint32_t slot) const {
     auto const& program = engine_->program();
     auto const elements = program.units[program.kept_slots[slot].unit].elements / program.kept_ranks;

@@ -10,7 +10,7 @@
 
 namespace fsdp::testing {
 
-/// Those of a number of ranks; under a sanitizer, all of them on 2 ranks alone.
+/// Strategies for a number of ranks; under a sanitizer, all of them on 2 ranks alone.
 inline std::vector<ShardingStrategy> strategies(int ranks) {
   if (sanitized && ranks == 4) return {HybridShard<FullShard>{2}};
   if (sanitized && ranks != 2) return {FullShard{}};

@@ -10,7 +10,7 @@ namespace fsdp::testing {
 /// A port that was free a moment ago.
 inline int free_port() { return bootstrap::listen_on("127.0.0.1", 0).local_port(); }
 
-/// What the environment of a rank would say.
+/// A rank's place, as its environment would give it.
 inline bootstrap::Environment place(int rank, int size, int port) {
   bootstrap::Environment result;
   result.rank = rank;

@@ -53,7 +53,7 @@ struct PieceRow {
   std::uint64_t kind = 1;
 };
 
-/// What a tokenizer.model says of itself; the defaults are those of Llama.
+/// Settings of a tokenizer.model; the defaults are those of Llama.
 struct PieceFile {
   std::vector<PieceRow> rows;
   bool prefix = true, removes_blanks = false, escapes_blanks = true, byte_fallback = true;

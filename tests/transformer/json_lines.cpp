@@ -28,7 +28,7 @@ using fsdp::testing::has;
 using fsdp::testing::what;
 using Folder = fsdp::testing::TemporaryFolder;
 
-/// What `document_of_line` says of a line, behind the name of the file and the number of the line.
+/// The error of `document_of_line` for a line, without the name of the file and the number of the line.
 std::string refusal_of(std::string const& line) {
   auto const message = what([&] { transformer::document_of_line(line, "x.jsonl", 3); });
   std::string const place = "data: 'x.jsonl', line 3";

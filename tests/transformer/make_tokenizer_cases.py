@@ -355,7 +355,7 @@ using namespace std::string_literals;
 inline std::vector<std::string> const llama_pieces{{
 {wrapped(map(literal, llama))}
 }};
-/// Of a vocabulary whose pieces go across blanks, and two of which have characters that are no pieces.
+/// Pieces of a vocabulary that go across blanks; two of them have characters that are no pieces.
 inline std::vector<std::string> const crossing_pieces{{
 {wrapped(map(literal, crossing))}
 }};

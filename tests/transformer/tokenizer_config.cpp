@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the files beside tokenizer.json and tokenizer.model say: the tokens around each text, added tokens, and what is
-// refused. The expected ids are those of transformers 4.57 and 5.24, and of 4.57 where the two differ.
+// Files beside tokenizer.json and tokenizer.model: the tokens around each text, added tokens, and what is refused. The
+// expected ids are those of transformers 4.57 and 5.24, and of 4.57 where the two differ.
 // skip-tsan
 //
 // links: transformer_data

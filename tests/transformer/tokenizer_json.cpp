@@ -59,7 +59,7 @@ std::vector<NamedJson> named_files() {
           {"llama3 merged", byte_json(byte_tokens, "llama3"), false}};
 }
 
-/// What is said of a file after a change.
+/// The error for a file after a change.
 std::string refused(TokenizerJson json, std::function<void(TokenizerJson&)> const& change) {
   change(json);
   return what([&] { open(json); });

@@ -66,7 +66,7 @@ class Arrays {
   T* put(std::int64_t count, T value) {
     return put(std::vector<T>(static_cast<std::size_t>(count), value));
   }
-  /// What `array` of `count` values holds now; its edges must be as they were.
+  /// The content of `array` of `count` values; its edges must be unchanged.
   template <class T>
   void take(std::string kernel, T const* array, std::int64_t count) {
     auto const size = static_cast<std::size_t>(count);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps that all ranks take, or none: what one rank cannot do, every rank reports.
+// Steps that all ranks take, or none: an error on one rank is thrown on every rank.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
-/// Answers with the error of the lowest rank that has one ("R" or "C", and a text), else with rank 0's text.
+/// Answer of rank 0: the error of the lowest rank that has one ("R" or "C", and a text), else rank 0's text.
 inline std::string error_or_first(std::vector<std::string> const& texts) {
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
     if (texts[rank][0] == '=') continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Saving a run while it goes on: a copy in host memory, which a thread writes.
+// Saves a run while training continues: a thread writes a copy in host memory.
 #pragma once
 
 #include <algorithm>
@@ -24,15 +24,16 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// How this rank's part of a background save stands.
+/// State of this rank's part of a background save.
 enum class SaveProgress {
   none,     ///< nothing was saved since the last wait()
-  writing,  ///< its thread writes
-  written,  ///< its thread has ended; on rank 0 the checkpoint is whole
-  failed,   ///< its thread has ended with an error, which wait() throws on every rank
+  writing,  ///< the thread writes
+  written,  ///< the thread has ended; on rank 0 the checkpoint is complete
+  failed,   ///< the thread has ended with an error, which wait() throws on every rank
 };
 
-/// save() that blocks training for a copy to host memory alone. One save is under way at a time; the next waits for it.
+/// Saves in the background: training waits only for a copy to host memory. One save is under way at a time; the next
+/// waits for it.
 ///
 /// The checkpoint is there when all ranks have written their files, which rank 0's thread waits for: nobody need call
 /// anything for that. Whether it is there, wait() says, and the next save: without them a failure is only printed. The
@@ -108,7 +109,7 @@ class BackgroundSaver {
     }
   }
 
-  /// Whether this rank has done its part, without waiting: other ranks may give another answer.
+  /// State of this rank's part of the save, without waiting: other ranks may give another answer.
   /// @note Collective: no; any thread.
   SaveProgress progress() const noexcept { return progress_; }
 
@@ -136,7 +137,7 @@ class BackgroundSaver {
     });
   }
 
-  /// Removes what a failed save has written, unless another one has begun.
+  /// Removes files of a failed save, unless another save has begun.
   void discard() const {
     try {
       checkpoint::FileLock const lock(saving_.first / ".lock");
@@ -165,8 +166,8 @@ class BackgroundSaver {
     }
   }
 
-  /// Rank 0, until the others' files are there or it is asked to stop. Where patience is at its end, commit() says
-  /// what is missing.
+  /// Rank 0, until the others' files are there or it is asked to stop. After `patience`, commit() names the missing
+  /// files.
   template <class S>
   void wait_for_files(S const& now) const {
     using Clock = AwakeClock;
@@ -174,7 +175,7 @@ class BackgroundSaver {
       Clock::LongCall const call;  // the file system may be slow
       return now.complete();
     };
-    // What others have written, a file system of several nodes may show a little later.
+    // A file system of several nodes may show files of other nodes a little later.
     auto const grace = std::min<std::chrono::milliseconds>(patience_ / 2, std::chrono::minutes(1));
     auto until = Clock::now() + patience_;
     bool told = false;
@@ -190,12 +191,12 @@ class BackgroundSaver {
   checkpoint::HostCopy<E> copy_;
   std::thread thread_;
   std::atomic<bool> stop_waiting_{false};
-  std::atomic<bool> all_written_{false};  ///< as every rank's thread says
+  std::atomic<bool> all_written_{false};  ///< all ranks' threads have written
   std::atomic<SaveProgress> progress_{SaveProgress::none};
   bool under_way_ = false;
   int exceptions_ = std::uncaught_exceptions();
   std::pair<std::filesystem::path, std::string> saving_;  ///< the last save's folder, and the hidden one in it
-  // The thread's until it is joined:
+  // Owned by the thread until it is joined:
   std::string failure_, folder_;
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The folder of a run's checkpoints: one appears whole or not at all, and pointers name the one to go on from.
+// The folder of a run's checkpoints: a checkpoint appears complete or not at all, and pointers name the one to continue
+// from.
 #pragma once
 
 #include <fcntl.h>
@@ -27,11 +28,11 @@
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 struct SaveOptions {
-  std::int64_t step = -1;                       ///< in the name, "step-N"; -1: the steps that the optimizer has taken
+  std::int64_t step = -1;                       ///< for the name "step-N"; -1: the steps that the optimizer has taken
   std::vector<std::string> pointers{"latest"};  ///< files of the folder that name the checkpoint from now on
   int keep_last = 2;  ///< checkpoints that stay, this one too; besides those that a pointer names. 0: all
-  /// Parameters of frozen tensors are not written. Whoever loads the checkpoint loads them first, from the same place
-  /// as before the save.
+  /// Leaves out the parameters of frozen tensors. Whoever loads the checkpoint loads them first, from the same place as
+  /// before the save.
   bool without_frozen = false;
 };
 
@@ -68,7 +69,7 @@ struct CheckpointName {
   friend auto operator<=>(CheckpointName const&, CheckpointName const&) = default;
 };
 
-/// What a pointer file says. @return nullopt if there is none
+/// Reads a pointer file. @return nullopt if there is none
 /// @throws ConfigError if it names no checkpoint
 inline std::optional<std::string> read_pointer(std::filesystem::path const& pointer) {
   std::error_code error;
@@ -82,11 +83,11 @@ inline std::optional<std::string> read_pointer(std::filesystem::path const& poin
   return text;
 }
 
-/// The checkpoints of a folder, in the order in which they were saved, and what else is there.
+/// The checkpoints of a folder, in the order in which they were saved, and leftover folders.
 struct CheckpointList {
   std::vector<CheckpointName> checkpoints;
-  std::vector<std::string> named;      ///< by pointers
-  std::vector<std::string> leftovers;  ///< of saves that did not come to an end
+  std::vector<std::string> named;      ///< checkpoints that pointers name
+  std::vector<std::string> leftovers;  ///< folders of saves that did not complete
   std::int64_t last_number = 0;        ///< the largest Manifest::save_number
 
   explicit CheckpointList(std::filesystem::path const& folder) {
@@ -101,8 +102,9 @@ struct CheckpointList {
       if (is_leftover(name)) leftovers.push_back(name);
       if (auto text = small_text(entry); CheckpointName::parse(text)) named.push_back(std::move(text));
     }
-    // Not by step: a run that goes on from an earlier checkpoint saves lower steps later. Not by time alone: copies of
-    // a folder have other times. Checkpoints of earlier versions have no number, and the time orders them.
+    // The order is not by step: a run that continues from an earlier checkpoint saves lower steps later. It is not by
+    // time alone: copies of a folder have other times. Checkpoints of earlier versions have no number, and the time
+    // orders them.
     std::map<CheckpointName, std::pair<std::int64_t, std::filesystem::file_time_type>> saved;
     for (auto const& each : checkpoints) {
       auto const path = folder / each.text() / manifest_name;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Locks of files: one process at a time saves to a folder, or trains in it.
+// File locks: one process at a time saves to a folder, or trains in it.
 #pragma once
 
 #include <fcntl.h>
@@ -54,8 +54,8 @@ struct ProcessName {
   }
   std::string text() const { return formatted("{} {} {} {} {}\n", host, boot, numbers, id, began); }
 
-  /// Whether the process has certainly ended. Of processes of other machines, and of other namespaces of this one,
-  /// nobody knows here.
+  /// Whether the process has certainly ended. Unknown for processes of other machines, and of other namespaces of this
+  /// machine: false.
   bool has_ended() const {
     auto const here = of_this();
     if (host != here.host || boot == "-" || numbers == "-") return false;
@@ -77,7 +77,8 @@ struct ProcessName {
 
 }  // namespace detail
 
-/// A lock that one holder at a time may have, in any process: it is free again when this dies, or its process does.
+/// A lock with one holder at a time among all processes: it is released when this object is destroyed, or its process
+/// ends.
 ///
 /// [Note: Locks without flock]
 /// The lock is a file, made for its owner alone (mode 0600): who may open a file may also lock it. It is locked by
@@ -115,7 +116,8 @@ class FileLock {
     if (*file_ < 0) detail::throw_file_error(path_, "opened", errno);
     struct stat status {};
     if (::fstat(*file_, &status) != 0) detail::throw_file_error(path_, "opened", errno);
-    if (!S_ISREG(status.st_mode)) fail<ResourceError>("'{}' is no regular file; a lock needs one", path_.string());
+    if (!S_ISREG(status.st_mode))
+      fail<ResourceError>("'{}' is not a regular file; expected the path of a lock file", path_.string());
     if ((status.st_mode & 077) != 0) static_cast<void>(::fchmod(*file_, 0600));  // of a version before 0600
     if (detail::retried([&] { return ::flock(*file_, LOCK_EX | LOCK_NB); }) == 0) {
       struct stat now {};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files as a checkpoint needs them: what was written is on the disk, or the call has failed and says why.
+// Files of checkpoints: a call returns when the data are on the disk, or throws with the reason.
 #pragma once
 
 #include <fcntl.h>
@@ -39,7 +39,7 @@ auto retried(Call&& call) {
   return result;
 }
 
-/// An open file or folder; closed when it dies.
+/// An open file or folder; closed by the destructor.
 class Descriptor {
  public:
   Descriptor() = default;  ///< below 0
@@ -53,7 +53,7 @@ class Descriptor {
   operator int() const { return value_; }
   /// @return as ::close; 0 if it was closed before
   int close() { return value_ < 0 ? 0 : ::close(release()); }
-  /// The caller closes it.
+  /// Gives the descriptor up: the caller closes it.
   int release() { return std::exchange(value_, -1); }
 
  private:
@@ -156,7 +156,7 @@ inline std::string read_text_file(std::filesystem::path const& path, std::int64_
   return text;
 }
 
-/// Runs `act`, for which a file that cannot be read is no setting that is wrong, but a disk that fails.
+/// Runs `act` on files that this run has written: an unreadable one is a failure of the disk, not a wrong setting.
 /// @throws ResourceError instead of ConfigError
 template <class Act>
 auto reading_for_a_save(Act&& act) {
@@ -187,7 +187,7 @@ inline std::filesystem::path folder_of(std::filesystem::path const& path) {
 inline void rename(std::filesystem::path const& from, std::filesystem::path const& to) {
   if (std::rename(from.c_str(), to.c_str()) != 0) detail::throw_file_error(to, "renamed into place", errno);
 }
-/// The same, on the disk too. @throws ResourceError
+/// Renames, and synchronises the folder. @throws ResourceError
 inline void rename_durably(std::filesystem::path const& from, std::filesystem::path const& to) {
   checkpoint::rename(from, to);
   sync_folder(folder_of(to));
@@ -209,13 +209,13 @@ inline void write_beside(std::filesystem::path const& path, std::filesystem::pat
     throw;
   }
 }
-/// The same, after a crash too. @throws ResourceError
+/// Replaces a file, also across a crash of the machine. @throws ResourceError
 inline void replace_text_file(std::filesystem::path const& path, std::string_view text) {
   write_beside(path, path.string() + ".tmp", text);
   sync_folder(folder_of(path));
 }
 
-/// Makes a folder, which is there already or is not. @throws ResourceError
+/// Makes a folder, unless it exists. @throws ResourceError
 inline void make_folder(std::filesystem::path const& folder) {
   std::error_code error;
   if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) detail::throw_file_error(folder, "made", errno);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a run's state has infinities or NaN: training cannot go on from such a state.
+// Finds infinities and NaN in a run's state: training cannot continue from such a state.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,7 @@ inline bool are_finite(std::span<std::byte const> elements, DType type) {
   return true;
 }
 
-/// For messages: "exp_avg of 'h.0.attn.weight'".
+/// The name of a slice in messages: "exp_avg of 'h.0.attn.weight'".
 inline std::string described(Slice const& slice) { return formatted("{} of '{}'", slice.array, slice.tensor); }
 
 /// The first array of a tensor with an infinity or NaN, among what save() would write: parameters of tensors that are
@@ -59,7 +59,7 @@ inline std::string described(Slice const& slice) { return formatted("{} of '{}'"
 template <class E, Checkpointable O>
 std::string find_not_finite(E& engine, O& optimizer) {
   auto const turn = engine.shards().enter("find_not_finite");
-  engine.shards().gate().expect_at_rest("a run's state is to be looked at");
+  engine.shards().gate().expect_at_rest("a run's state is to be checked for infinities and NaN");
   engine.seal();
   engine.synchronize();
   RunState<E> const state(engine, optimizer);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Full parameters out of an engine as fp32, unit by unit, and back into its shards.
+// Exports full parameters of an engine as fp32, unit by unit, and imports them into its shards.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ std::vector<TensorInfo> tensor_list(E& engine) {
 
 namespace detail {
 
-/// Shards of units to host memory of rank 0, whole and as fp32. At most one unit is there at a time.
+/// Gathers shards of units in host memory of rank 0, as fp32. At most one unit is there at a time.
 ///
 /// [Note: Memory of an export] Every rank receives the chunks of all ranks, because an all-gather gives all to all. The
 /// chunks are shorter the more ranks there are: each rank stages 2^20 elements (4 MiB of fp32), however many ranks

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checksums of checkpoints: XXH64, of blocks, so that a reader checks what it reads and no more.
+// Checksums of checkpoints: XXH64 of each block, so that a reader checks only the blocks that it reads.
 #pragma once
 
 #define XXH_INLINE_ALL
@@ -19,7 +19,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 inline std::uint64_t checksum_of(std::span<std::byte const> bytes) { return XXH64(bytes.data(), bytes.size(), 0); }
 inline std::uint64_t checksum_of(std::string_view text) { return checksum_of(std::as_bytes(std::span(text))); }
 
-/// As files write it: 16 hexadecimal digits.
+/// A checksum as written in files: 16 hexadecimal digits.
 inline std::string checksum_text(std::uint64_t checksum) { return formatted("{:016x}", checksum); }
 
 /// Bytes that one checksum covers: a slice's last block may be shorter.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's slices in host memory, which a thread writes while training goes on.
+// A copy of a rank's slices in host memory, which a thread writes while training continues.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
-/// Host memory for a copy, in the engine's account as MemoryTag::snapshot. It stays allocated for later copies.
+/// Host memory for a copy, entered in the engine's account as MemoryTag::snapshot. It stays allocated for later copies.
 template <class E>
 class HostCopy {
  public:
@@ -23,7 +23,8 @@ class HostCopy {
   HostCopy(HostCopy&&) = delete;
   ~HostCopy() { account(-reserved_); }
 
-  /// What is in it is lost if it has to grow. @throws what the device's allocation throws; then it has no memory
+  /// Makes room for `bytes`; its content is lost if the memory has to grow. @throws what the device's allocation
+  /// throws; then it has no memory
   void reserve(std::int64_t bytes) {
     if (memory_ && bytes <= reserved_) return;
     account(-reserved_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON files that nobody trusts: every field is asked for by name and type, and what is wrong is said with the file.
+// Untrusted JSON files: each field is read by name and type, and errors name the file and the field.
 #pragma once
 
 #include <algorithm>
@@ -20,12 +20,12 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 using Json = nlohmann::ordered_json;
 
-/// Why a text is not JSON.
+/// The reason why a text is not JSON.
 struct JsonFault {
   enum class Kind : unsigned char {
-    none,    ///< it is JSON
+    none,    ///< the text is JSON
     syntax,  ///< `end` is one past the first wrong byte; beyond the text's size if the text ends too early
-    behind,  ///< the same, of bytes behind the end of the value
+    behind,  ///< bytes follow the end of the value
     number,  ///< the number that ends at `end` is larger than a double
     twice,   ///< the name `name` occurs twice in an object
     deep     ///< arrays and objects are nested more than deepest_json deep
@@ -148,7 +148,7 @@ J parse_json(std::string_view text, JsonFault& fault) {
   if (fault.kind != JsonFault::Kind::none) return J(J::value_t::discarded);
   return std::move(builder.value());
 }
-/// The same, for readers that only need to know whether the text is JSON.
+/// Checks whether a text is JSON, without building a value.
 template <class J = Json>
 J parse_json(std::string_view text) {
   JsonFault fault;
@@ -208,7 +208,7 @@ class Fields {
   /// A whole number in [low, high].
   std::int64_t whole(char const* name, std::int64_t low, std::int64_t high) const {
     auto const& value = at(name);
-    // What exceeds 2^63 is unsigned, and would wrap.
+    // Numbers above 2^63 are unsigned, and would wrap.
     bool const fits = value.is_number_integer() &&
                       (!value.is_number_unsigned() || value.get<std::uint64_t>() <= std::uint64_t(INT64_MAX));
     if (!fits || value.get<std::int64_t>() < low || value.get<std::int64_t>() > high)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Going on from a checkpoint that save() wrote, on any number of ranks, with any strategy and precision.
+// Loads a checkpoint of save() on any number of ranks, with any strategy and precision.
 #pragma once
 
 #include <algorithm>
@@ -28,17 +28,17 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// What a checkpoint says beside the state that has been loaded.
+/// Fields of a checkpoint that are not engine or optimizer state.
 struct LoadedCheckpoint {
   std::filesystem::path folder;
-  std::int64_t step = 0;         ///< of its name
+  std::int64_t step = 0;         ///< the step in its name
   int world_size = 1;            ///< ranks that saved it
-  nlohmann::ordered_json extra;  ///< what the caller gave to save()
+  nlohmann::ordered_json extra;  ///< the caller's argument of save()
 };
 
 namespace checkpoint {
 
-/// @throws ConfigError naming the first tensor that one has and the other has not, or has with another shape
+/// @throws ConfigError naming the first tensor that only one of them has, or whose shapes differ
 inline void expect_same_tensors(Manifest const& manifest, std::vector<TensorInfo> const& tensors,
                                 std::string_view what) {
   auto const find = [](std::vector<TensorInfo> const& list, std::string const& name) {
@@ -60,7 +60,7 @@ inline void expect_same_tensors(Manifest const& manifest, std::vector<TensorInfo
 /// "AdamW (exp_avg, exp_avg_sq)"
 inline std::string to_text(StateEntry const& part) { return formatted("'{}' ({})", part.name, listed(part.arrays)); }
 
-/// The part of a checkpoint that `part` goes on from: of those with its name, the one in the same place.
+/// The part of a checkpoint that matches `part`: of those with its name, the one in the same place.
 /// @param before  how many parts with this name come before it
 /// @throws ConfigError if there is none, it has other arrays, or it has no state for a tensor of `part`
 inline StateEntry const& matching_part(Manifest const& manifest, StateEntry const& part, int before,
@@ -96,10 +96,10 @@ inline StateEntry const& matching_part(Manifest const& manifest, StateEntry cons
   return *found;
 }
 
-/// What a checkpoint has for each part of a run.
+/// The state in a checkpoint for each part of a run.
 struct FoundState {
-  std::vector<std::string> arrays;  ///< by array of the run: its name in the checkpoint
-  std::vector<std::int64_t> steps;  ///< by part of the run
+  std::vector<std::string> arrays;  ///< name in the checkpoint, by array of the run
+  std::vector<std::int64_t> steps;  ///< steps, by part of the run
 };
 /// @throws ConfigError as matching_part does
 template <class E>
@@ -112,7 +112,7 @@ FoundState find_state(Manifest const& manifest, RunState<E> const& state, std::v
     for (std::size_t other = 0; other < i; ++other) before += entries[other].name == entries[i].name ? 1 : 0;
     auto const& theirs = matching_part(manifest, entries[i], before, what);
     for (std::size_t array = 0; array < theirs.arrays.size(); ++array) {
-      // Before it, there may be the name of the part.
+      // The part's name may precede it.
       if (!std::string_view(theirs.arrays[array]).ends_with(state.parts()[i]->arrays[array]))
         fail<ConfigError>("{} has the state of optimizer {}; this optimizer is {}", what, to_text(theirs),
                           to_text(entries[i]));
@@ -134,7 +134,7 @@ void for_each_own_segment(E& engine, RunState<E> const& state, Act&& act) {
           act(array, u, segment, tensor);
 }
 
-/// The checkpoint has no parameters of the tensor. @throws ConfigError if it trains
+/// Checks a tensor whose parameters the checkpoint lacks. @throws ConfigError if it trains
 inline void expect_frozen(bool frozen, TensorInfo const& tensor, std::string_view what) {
   if (!frozen)
     fail<ConfigError>("{} was saved without the parameters of tensor '{}', which was frozen; freeze it", what,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a sharded checkpoint says of itself: which tensors and arrays, whose slices lie in which file, with checksums.
+// The manifest of a sharded checkpoint: its tensors and arrays, the file of each slice, and checksums.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 inline constexpr std::string_view manifest_name = "checkpoint.json";
 inline constexpr std::string_view parameters_array = "parameters";  ///< the array of the master weights
 
-/// What is kept for every element of every tensor: the parameters, an optimizer's moments.
+/// An array with one value for each element of each tensor: the parameters, or a moment of an optimizer.
 struct ArrayEntry {
   std::string name;
   DType dtype = DType::f32;
@@ -38,11 +38,11 @@ struct Slice {
   std::string array, tensor;
   DType dtype = DType::f32;
   std::int64_t first = 0, count = 0;     ///< elements of the tensor
-  std::int64_t offset = 0;               ///< of its first byte in the file
-  std::vector<std::uint64_t> checksums;  ///< of its blocks of block_bytes
+  std::int64_t offset = 0;               ///< of the slice's first byte in the file
+  std::vector<std::uint64_t> checksums;  ///< one for each block of block_bytes
 
   std::int64_t bytes() const { return count * static_cast<std::int64_t>(size_of(dtype)); }
-  /// The tensor's name in the file: parameters keep theirs.
+  /// The tensor's name in the file: that of parameters is the tensor's own.
   std::string key() const { return array == parameters_array ? tensor : array + "/" + tensor; }
 };
 
@@ -63,7 +63,7 @@ inline void expect_nameable(std::vector<TensorInfo> const& tensors, std::vector<
   }
 }
 
-/// One rank's file. It lies beside its description, `name` + ".json".
+/// The file of one rank. It lies beside its description, `name` + ".json".
 struct RankFile {
   std::string name;
   std::int64_t bytes = 0;
@@ -75,25 +75,26 @@ struct RankFile {
 /// An optimizer, or another part of a run's state.
 struct StateEntry {
   std::string name;
-  std::int64_t steps = 0;              ///< that it has taken
+  std::int64_t steps = 0;              ///< steps taken
   std::vector<std::string> arrays{};   ///< names of its arrays
-  std::vector<std::string> tensors{};  ///< for which they have elements
+  std::vector<std::string> tensors{};  ///< the tensors that have elements in these arrays
 };
 
-/// The whole: written last, so that a folder with one is a whole checkpoint.
+/// The manifest: written last, so that a folder with a manifest is a complete checkpoint.
 struct Manifest {
   std::int64_t step = 0;
   std::int64_t save_number = 0;  ///< among the saves into its folder, from 1; 0: not known
   int world_size = 1;
-  std::string strategy;                                      ///< of the engine that saved, for people
-  std::vector<TensorInfo> tensors;                           ///< names and shapes, in declared order
-  std::vector<ArrayEntry> arrays;                            ///< the parameters first
-  std::vector<std::string> frozen;                           ///< names of tensors without optimizer state
-  bool without_frozen = false;                               ///< the parameters of these are not there either
-  std::map<std::string, DType> types;                        ///< by tensor: of parameters, where it is not the array's
+  std::string strategy;             ///< strategy of the engine that saved, for people
+  std::vector<TensorInfo> tensors;  ///< names and shapes, in declared order
+  std::vector<ArrayEntry> arrays;   ///< the parameters first
+  std::vector<std::string> frozen;  ///< names of tensors without optimizer state
+  bool without_frozen = false;      ///< the parameters of these are not there either
+  /// type of a tensor's parameters, where it is not the array's
+  std::map<std::string, DType> types;
   std::vector<StateEntry> parts;                             ///< the optimizer, or several
-  std::int64_t steps_taken = 0;                              ///< by the first
-  std::vector<std::pair<std::string, std::uint64_t>> files;  ///< of each rank: name, checksum of its description
+  std::int64_t steps_taken = 0;                              ///< by the first optimizer
+  std::vector<std::pair<std::string, std::uint64_t>> files;  ///< each rank's file: name, checksum of its description
   Json extra;                                                ///< the user's
 };
 
@@ -101,7 +102,7 @@ inline std::string rank_file_name(int rank, int ranks) {
   return formatted("rank-{:05d}-of-{:05d}.safetensors", rank, ranks);
 }
 
-/// The name of a rank file's description: it appears when both are whole and on the disk.
+/// The name of a rank file's description. It appears when file and description are complete and on the disk.
 inline std::string description_name(std::string const& file) { return file + ".json"; }
 
 inline DType dtype_named(std::string_view text, Fields const& fields, char const* field) {
@@ -131,7 +132,7 @@ inline std::string to_json_text(RankFile const& file) {
   return json.dump(1) + "\n";
 }
 
-/// @throws ConfigError if it says nonsense
+/// @throws ConfigError if a field is missing or malformed
 inline RankFile parse_rank_file(std::string_view text, std::string_view what) {
   constexpr auto most = std::numeric_limits<std::int64_t>::max() / 16;
   auto const json = parse_object(text, what);
@@ -241,7 +242,7 @@ inline void parse_parts(Manifest& manifest, Fields const& fields, bool one, std:
   if (!manifest.parts.empty()) manifest.steps_taken = manifest.parts[0].steps;
 }
 
-/// @throws ConfigError if it says nonsense, or is not as it was written
+/// @throws ConfigError if a field is missing or malformed, or the checksum differs
 inline Manifest parse_manifest(std::string_view text, std::string_view what) {
   auto json = parse_object(text, what);
   Fields const fields(json, what);

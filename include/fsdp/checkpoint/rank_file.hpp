@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's file of a sharded checkpoint: writing it, and reading parts of it that are checked.
+// One rank's file of a sharded checkpoint: a writer, and a reader that verifies checksums.
 #pragma once
 
 #include <algorithm>
@@ -60,7 +60,7 @@ std::string write_rank_file(std::filesystem::path const& folder, std::string con
   return text;
 }
 
-/// The slices of one rank's file.
+/// Reads the slices of one rank's file.
 class RankFileReader {
  public:
   /// Opens the file, checks its length and its header.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tensors an import gives, compared over ranks.
+// Compares over ranks which tensors an import gives.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
-/// Whether this rank was given each part of a tensor that it keeps.
+/// Records for each tensor whether this rank was given all its parts.
 class ReadParts {
  public:
   /// @param tensor   counted over all units
@@ -51,7 +51,7 @@ class ReadParts {
     return rank;
   }
 
-  std::string signs_;  ///< of each tensor: '+' given, '-' left, ' ' not here
+  std::string signs_;  ///< one for each tensor: '+' given, '-' left, ' ' not here
 };
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

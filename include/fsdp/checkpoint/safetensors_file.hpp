@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The safetensors file format: a reader that maps and trusts nothing.
+// The safetensors file format: a reader that maps a file and verifies all of its header.
 #pragma once
 
 #include <fcntl.h>
@@ -68,8 +68,8 @@ class SafetensorsFile {
     if (!std::equal(shape.begin(), shape.end(), entry.shape.begin(), entry.shape.end()))
       wrong("tensor '{}': expected shape ({}), got ({})", name, listed(shape), listed(entry.shape));
     FSDP_EXPECTS(first >= 0 && first + static_cast<std::int64_t>(out.size()) <= entry.numel(),
-                 "'{}': elements {} to {} are read of tensor '{}', which has {}", path_.string(), first,
-                 first + static_cast<std::int64_t>(out.size()), name, entry.numel());
+                 "'{}': tensor '{}': expected a range of its {} elements, got {} to {}", path_.string(), name,
+                 entry.numel(), first, first + static_cast<std::int64_t>(out.size()));
     if (out.empty()) return;
     auto const* const from = data_ + begins_[index] + static_cast<std::size_t>(first) * size_of(entry.dtype);
     switch (entry.dtype) {

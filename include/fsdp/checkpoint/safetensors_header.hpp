@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The safetensors file format: what a header says.
+// The safetensors file format: the header.
 #pragma once
 
 #include <cstddef>
@@ -45,17 +45,17 @@ inline std::string_view format_name(DType type) {
   return "?";
 }
 
-/// A type that files may have and that is not DType's.
+/// An element type of safetensors that is not in DType.
 struct OtherType {
   std::string_view name;
-  std::size_t bytes;  ///< of an element
+  std::size_t bytes;  ///< bytes of an element
 };
 inline constexpr OtherType other_types[] = {{"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
                                             {"U16", 2},  {"I16", 2}, {"U32", 4}, {"I32", 4},     {"U64", 8}};
 
 }  // namespace detail
 
-/// What a file begins with: the header's length, and the header. The tensors' bytes follow end to end, from a multiple
+/// The beginning of a file: the header's length, and the header. The tensors' bytes follow end to end, from a multiple
 /// of 8 bytes on.
 /// @param metadata  texts for the header's "__metadata__"    @param file  its name, for messages
 /// @throws UsageError if a name occurs twice

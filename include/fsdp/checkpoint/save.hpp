@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Saving a run: parameters, optimizer state and what the user adds, so that it can go on from there on any ranks.
+// Saves a run: parameters, optimizer state and the caller's data, for any number of ranks to continue from.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace checkpoint {
 
-/// What a manifest says of an engine and its run's state. `files` and `extra` are missing.
+/// A manifest of an engine and its run's state. `files` and `extra` are missing.
 /// @pre the engine is sealed
 /// @note Waits for compute.
 template <class E>
@@ -45,7 +45,7 @@ Manifest described_run(E& engine, RunState<E> const& state, SaveOptions const& o
   return manifest;
 }
 
-/// A save that has begun: all ranks have agreed on it, and its hidden folder is there.
+/// A save that has begun: all ranks have agreed on it, and its hidden folder exists.
 template <class E>
 class Save {
  public:
@@ -98,7 +98,7 @@ class Save {
                                  static_cast<std::size_t>(bytes));
   }
 
-  // Of files alone: any one thread.
+  // The functions below touch files only. They may be called by any one thread.
 
   /// Writes this rank's file. @param block  see write_rank_file @throws ResourceError
   template <class Block>
@@ -113,7 +113,7 @@ class Save {
   bool is_first() const { return engine_->rank() == 0; }
   std::filesystem::path const& folder() const { return folder_; }
   std::string const& partial() const { return partial_; }
-  /// This rank could not write its file: rank 0 sees it there.
+  /// Reports that this rank could not write its file: rank 0 sees it in the folder.
   void give_up(std::string_view why) const {
     auto const name = rank_file_name(engine_->rank(), manifest_.world_size);
     std::error_code ignored;
@@ -124,18 +124,18 @@ class Save {
   /// @throws ResourceError if a rank has given up
   bool complete() const {
     if (std::error_code error; !std::filesystem::is_directory(folder_ / partial_, error))
-      detail::throw_file_error(folder_ / partial_, "found again", ENOENT);
+      detail::throw_file_error(folder_ / partial_, "found", ENOENT);
     for (int rank = 0; rank < manifest_.world_size; ++rank) {
       std::error_code error;
       auto const name = rank_file_name(rank, manifest_.world_size);
       auto const failed = folder_ / partial_ / (name + ".failed");
       if (std::filesystem::exists(failed, error)) fail<ResourceError>("rank {}: {}", rank, read_text_file(failed));
-      if (error) detail::throw_file_error(failed, "looked for", error.value());
+      if (error) detail::throw_file_error(failed, "inspected", error.value());
       if (!std::filesystem::exists(folder_ / partial_ / description_name(name), error)) return false;
     }
     return true;
   }
-  /// Rank 0 gives the checkpoint its name, and removes those that are not kept. @return its folder; "" on other ranks
+  /// Rank 0 gives the checkpoint its name, and removes old checkpoints. @return its folder; "" on other ranks
   /// @throws ResourceError
   std::string commit() const {
     if (!is_first()) return {};

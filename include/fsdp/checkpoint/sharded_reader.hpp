@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A sharded checkpoint that is read: any part of any tensor, whatever ranks wrote it.
+// Reads parts of tensors from a sharded checkpoint, whatever ranks wrote it.
 #pragma once
 
 #include <algorithm>
@@ -22,13 +22,13 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
-/// Texts of a checkpoint that are not files of its folder.
+/// Descriptions of a checkpoint's files that its folder lacks.
 struct FolderTexts {
   std::string manifest;                             ///< empty: the folder has it
-  std::map<std::string, std::string> descriptions;  ///< by the file that they describe; the folder has the others
+  std::map<std::string, std::string> descriptions;  ///< by the name of the file that they describe
 };
 
-/// Opens the files that hold what is asked for, and no others. Used by one thread.
+/// Reads a sharded checkpoint. It opens only the files that it needs. Used by one thread.
 class ShardedReader {
  public:
   /// @param manifest      of the folder
@@ -90,7 +90,7 @@ class ShardedReader {
     for (auto const& part : parts_.at({std::string(array), std::string(tensor)}))
       if (part.slice->first < first + count && first < part.end()) act(descriptions_[part.file].name);
   }
-  /// The same as fp32.
+  /// Reads elements [first, first + out.size()) of a tensor as fp32.
   void read(std::string_view array, std::string_view tensor, std::int64_t first, std::span<float> out) {
     read(array, tensor, first, static_cast<std::int64_t>(out.size()),
          [&](DType type, std::span<std::byte const> bytes, std::int64_t at) {

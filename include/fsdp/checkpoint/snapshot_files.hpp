@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of snapshots in a node's memory: where they lie, what each says of itself, and whether it is whole.
+// Files of snapshots in a node's memory: their folders, their headers, and checks that they are complete.
 #pragma once
 
 #include <sys/stat.h>
@@ -28,12 +28,12 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// Where snapshots lie, and which of them belong to a run.
+/// The folder of snapshots, and the run to which they belong.
 struct SnapshotPlace {
   std::filesystem::path
       folder;           ///< in this node's memory: "/dev/shm/NAME". It is made, and only its owner may enter it
   std::string run;      ///< tells runs apart that share the folder: the path of the run's checkpoints, say
-  std::string build{};  ///< of the program. Snapshots of another one are skipped
+  std::string build{};  ///< of the program. Snapshots of another build are skipped
 };
 
 namespace checkpoint {
@@ -45,14 +45,14 @@ namespace checkpoint {
 /// descriptions of slices that other nodes keep, are in FoundSnapshot: looking for a snapshot writes no file of it, so
 /// a folder that is full or read-only is still read.
 
-/// What is said of one rank's slices in a snapshot.
+/// Header of one rank's slices in a snapshot.
 struct SnapshotHeader {
   std::string run, build;
   std::string model;  ///< checksum of the tensors and arrays
   std::string id;
   std::int64_t step = 0;
-  int ranks = 1, rank = 0;         ///< that took it
-  std::vector<std::string> nodes;  ///< that keep these slices: a host and a rank of it, the second one has the copy
+  int ranks = 1, rank = 0;         ///< ranks of the run that took it, and this rank
+  std::vector<std::string> nodes;  ///< nodes that keep these slices, as "host, rank"; the second one has the copy
   std::uint64_t description_checksum = 0;
   std::string manifest;  ///< rank 0's slices: of the whole, without the checksums of files
 };
@@ -69,7 +69,7 @@ inline std::string to_json_text(SnapshotHeader const& header) {
   return json.dump(1) + "\n";
 }
 
-/// @throws ConfigError if it says nonsense, or is not as it was written
+/// @throws ConfigError if a field is missing or malformed, or the checksum differs
 inline SnapshotHeader parse_snapshot_header(std::string_view text, std::string_view what) {
   auto json = parse_object(text, what);
   Fields const fields(json, what);
@@ -97,7 +97,7 @@ inline SnapshotHeader parse_snapshot_header(std::string_view text, std::string_v
   return header;
 }
 
-/// Checksum of what a run's state consists of: runs with the same one can load each other's state.
+/// Checksum of the shapes and types of a run's state: runs with equal checksums can load each other's state.
 inline std::string model_checksum(Manifest const& manifest) {
   std::string text;
   for (auto const& tensor : manifest.tensors) text += formatted("{} ({})\n", tensor.name, listed(tensor.shape));
@@ -108,11 +108,12 @@ inline std::string model_checksum(Manifest const& manifest) {
 }
 
 /// Makes a folder that its owner alone may enter, or checks that it is one. The folder above it is there.
-/// @throws ConfigError if it is another's, open to others, or no folder; ResourceError if it cannot be made
+/// @throws ConfigError if it belongs to another user, others may enter it, or it is no folder; ResourceError if it
+/// cannot be made
 inline void make_private_folder(std::filesystem::path const& folder) {
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) detail::throw_file_error(folder, "made", errno);
   struct stat status {};
-  if (::lstat(folder.c_str(), &status) != 0) detail::throw_file_error(folder, "looked at", errno);
+  if (::lstat(folder.c_str(), &status) != 0) detail::throw_file_error(folder, "inspected", errno);
   if (!S_ISDIR(status.st_mode)) fail<ConfigError>("'{}' is not a folder; snapshots need one", folder.string());
   if (status.st_uid != ::geteuid())
     fail<ConfigError>("'{}' belongs to another user; snapshots need a folder of their own, such as /dev/shm/NAME",

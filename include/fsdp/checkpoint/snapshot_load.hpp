@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Going on from a snapshot: slices come to the nodes whose ranks need them, and are loaded as a checkpoint's.
+// Loads a snapshot: slices are sent to the nodes whose ranks need them, and loaded like a checkpoint's.
 #pragma once
 
 #include <algorithm>

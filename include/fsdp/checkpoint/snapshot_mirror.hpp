@@ -71,7 +71,7 @@ struct KeptBytes {
   std::int64_t bytes = 0;
 };
 
-/// Moves slices between nodes on a stream of its own.
+/// Copies slices between nodes on a stream of its own.
 template <Communicator C>
 class SnapshotMirror {
  public:

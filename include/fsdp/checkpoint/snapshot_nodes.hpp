@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nodes of a world: ranks that see one folder for snapshots.
+// The nodes of a world: ranks that see one folder for snapshots form a node.
 #pragma once
 
 #include <sys/stat.h>
@@ -29,7 +29,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
-/// 16 hexadecimal digits that nobody else draws.
+/// A random id of 16 hexadecimal digits.
 inline std::string drawn_id() {
   std::random_device device;
   return formatted("{:08x}{:08x}", device(), device());
@@ -46,11 +46,11 @@ inline std::string host_name() {
 /// be written, or `node` is damaged, the folder's place in its machine stands for it: its slices are read, and whether
 /// machines share it is not known.
 
-/// How a rank knows its folder.
+/// A rank's view of its folder for snapshots.
 struct FolderName {
   std::string name;    ///< equal for all who see the same folder; empty: it has none
   std::string place;   ///< device and inode: equal for all of a machine who see the same folder; not empty
-  std::string reason;  ///< for which it has no name
+  std::string reason;  ///< why the folder has no name
 };
 
 /// @return the name; empty: there is none @throws ConfigError if the file cannot be read or is damaged
@@ -73,7 +73,7 @@ inline std::string read_folder_name(std::filesystem::path const& path) {
 /// @throws ResourceError if the folder cannot be looked at
 inline FolderName name_of_folder(std::filesystem::path const& folder) {
   struct stat status {};
-  if (::stat(folder.c_str(), &status) != 0) detail::throw_file_error(folder, "looked at", errno);
+  if (::stat(folder.c_str(), &status) != 0) detail::throw_file_error(folder, "inspected", errno);
   FolderName result;
   result.place = formatted("{:x}:{:x}", status.st_dev, status.st_ino);
   auto const path = folder / "node";
@@ -103,7 +103,7 @@ inline FolderName name_of_folder(std::filesystem::path const& folder) {
   return result;
 }
 
-/// Which ranks share a node.
+/// The division of ranks into nodes.
 class Nodes {
  public:
   /// @param of  the node of each rank; nodes are numbered by their lowest ranks
@@ -113,7 +113,7 @@ class Nodes {
 
   int count() const { return count_; }
   int of(int rank) const { return of_[static_cast<std::size_t>(rank)]; }
-  /// Its ranks, ascending.
+  /// Ranks of a node, ascending.
   std::vector<int> ranks(int node) const {
     std::vector<int> ranks;
     for (std::size_t rank = 0; rank < of_.size(); ++rank)
@@ -126,7 +126,7 @@ class Nodes {
   int count_ = 0;
 };
 
-/// Answers with the node of each rank, as runs_text(), or "!" and an error.
+/// Answer of rank 0: the node of each rank, as runs_text(), or "!" and an error.
 /// @param texts  "=NAME PLACE BOOT REASON": a FolderName, "-" for none, and the machine; or "!" and an error
 /// @param notes  gets a line for each folder without a name
 inline std::string nodes_in(std::vector<std::string> const& texts, std::vector<std::string>& notes) {

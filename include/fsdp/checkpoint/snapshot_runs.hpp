@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers by rank as short texts: ranks tell rank 0 of nodes and holders in them.
+// Lists of numbers as short texts, in which ranks tell rank 0 of nodes and of holders of slices.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
-/// A word "count:first:by" for each run of numbers of which each is `by`, 0 or 1, above the last.
+/// Encodes numbers: a word "count:first:by" for each run of numbers that grow by `by`, 0 or 1.
 inline std::string runs_text(std::vector<int> const& values) {
   std::string text;
   for (std::size_t begin = 0; begin < values.size();) {
@@ -34,7 +34,7 @@ inline std::vector<int> parse_runs(std::string const& text) {
   return values;
 }
 
-/// Answers with all numbers that some rank lists, as runs; from texts that runs_text wrote.
+/// Answer of rank 0: the union of the numbers that ranks list, as runs_text(), from texts of runs_text().
 inline std::string united_runs(std::vector<std::string> const& texts) {
   std::set<int> all;
   for (auto const& text : texts)

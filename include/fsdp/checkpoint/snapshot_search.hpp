@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The newest snapshot of which all slices are held by some node.
+// Finds the newest snapshot all of whose slices are held by some node.
 #pragma once
 
 #include <algorithm>
@@ -35,13 +35,13 @@ struct FoundSnapshot {
   std::filesystem::path folder;  ///< on this node
   std::int64_t step = 0;
   std::string id;                              ///< drawn for each snapshot; equal on all ranks
-  int ranks = 1;                               ///< that took it
-  nlohmann::ordered_json extra;                ///< what the caller gave to take()
-  std::vector<int> holders;                    ///< by rank that took it: the rank that sends its slices
-  std::map<std::string, std::string> headers;  ///< by file, of slices that this node does not hold
+  int ranks = 1;                               ///< of the run that took it
+  nlohmann::ordered_json extra;                ///< the caller's argument of take()
+  std::vector<int> holders;                    ///< by rank of that run: the rank that sends its slices
+  std::map<std::string, std::string> headers;  ///< descriptions of slices that this node does not hold, by file
   checkpoint::FolderTexts texts;               ///< the manifest, and descriptions of those slices
 
-  /// For messages.
+  /// The snapshot's name in messages.
   std::string name() const { return formatted("the snapshot of step {}", step); }
 };
 
@@ -54,8 +54,8 @@ struct HeldSlices {
   int ranks = 1, rank = 0;
 };
 
-/// The rank whose slices a header's name says it describes; 0 if it says none. Of the name alone: ranks that share a
-/// node remove files while others list them.
+/// The rank in the name of a header's file; 0 if the name has none. It does not open the file: ranks that share a node
+/// remove files while others list them.
 inline std::size_t number_of(std::filesystem::path const& header) {
   std::size_t number = 0;
   auto const name = header.filename().string();
@@ -64,8 +64,8 @@ inline std::size_t number_of(std::filesystem::path const& header) {
   return number;
 }
 
-/// What this rank has read of its node's snapshots. @param share, of  it reads each file of a rank that is `share`
-/// modulo `of`. Slices that are cut or altered are removed
+/// This rank's report of its node's snapshots. @param share, of  it reads each file of a rank that is `share` modulo
+/// `of`. Slices that are cut or altered are removed
 inline std::string report_of_slices(SnapshotPlace const& place, std::string_view model, std::size_t share,
                                     std::size_t of) {
   std::string report;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks say to each other when a snapshot begins.
+// Messages that ranks exchange when a snapshot begins.
 #pragma once
 
 #include <cstddef>
@@ -17,11 +17,11 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
-/// What ranks say of the snapshot before, and what rank 0 answers.
+/// A rank's message about the last snapshot, and rank 0's answer.
 struct SnapshotWord {
   char state =
       '=';  ///< '=' written, '~' being written, '!' failed, 'M' no memory for the next one, 'C' `extra` is no JSON
-  std::string id;    ///< that this rank has drawn
+  std::string id;    ///< random id of this rank
   std::string what;  ///< is to be saved
   std::string error;
 
@@ -41,7 +41,7 @@ inline std::string answer_to_words(std::vector<std::string> const& words) {
   };
   for (std::size_t rank = 1; rank < words.size(); ++rank)
     if (words[rank].compare(W::what_at, 16, words[0], W::what_at, 16) != 0)
-      return "X" + id + formatted("rank {} saves another step or state than rank 0", rank);
+      return "X" + id + formatted("rank {} takes a snapshot of another step or state than rank 0", rank);
   if (auto const wrong = find('C'); !wrong.empty()) return "C" + id + wrong;
   if (auto const busy = find('~'); !busy.empty()) return "~" + id + "the one before is still being written";
   if (auto const memory = find('M'); !memory.empty()) return "M" + id + memory;

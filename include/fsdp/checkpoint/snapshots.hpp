@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Snapshots of a run in the memory of its nodes: cheap enough for every few steps, and there when a node is lost.
+// Snapshots of a run in the memory of its nodes. They are cheap enough for every few steps, and survive the loss of a
+// node.
 #pragma once
 
 #include <algorithm>
@@ -29,21 +30,21 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// How a call to Snapshots::take() has ended.
+/// Result of Snapshots::take().
 struct SnapshotTaken {
   bool begun = false;   ///< the state has been copied, and is being written
-  std::string warning;  ///< what went wrong with this snapshot or the one before; empty: nothing. Equal on all ranks
+  std::string warning;  ///< an error of this snapshot or the one before; empty: none. Equal on all ranks
 };
 
 /// Keeps the newest states of a run in the memory of its nodes: each rank's slices in a file of its node, and a copy in
 /// the next node's. Training waits for a copy to host memory; a thread writes the files, and a stream of its own moves
 /// the copies. find_snapshot() and load_snapshot() resume from them, on any number of ranks.
 ///
-/// The newest two whole snapshots are kept. While one is being written, the one before it is whole on all ranks, and
-/// stays. Snapshots replace no checkpoints: a node that is lost together with its mirror takes them along, and so does
-/// the end of all nodes. A state with an infinity or NaN is not kept: no run could go on from it. The engine and the
-/// optimizers must outlive this object. Host memory, counted as MemoryTag::snapshot: a rank's state twice (its slices,
-/// and those that it mirrors); in files up to four times.
+/// The newest two whole snapshots are kept. The previous snapshot stays complete until the new one is.
+/// Snapshots replace no checkpoints: a node that is lost together with its mirror takes them along, and so does the end
+/// of all nodes. A state with an infinity or NaN is not kept: no run could go on from it. The engine and the optimizers
+/// must outlive this object. Host memory, counted as MemoryTag::snapshot: a rank's state twice (its slices, and those
+/// that it mirrors); in files up to four times.
 template <class E>
 class Snapshots {
  public:
@@ -67,7 +68,7 @@ class Snapshots {
   /// Nodes of the world. One node mirrors nothing: its snapshots outlive ranks, not the node.
   int nodes() const { return nodes_.count(); }
 
-  /// The step of the last snapshot that is known to be whole on all ranks; -1: none. Equal on all ranks.
+  /// The step of the last snapshot that is known to be complete on all ranks; -1: none. Equal on all ranks.
   std::int64_t newest_whole() const { return whole_step_; }
 
   /// Copies the state, and returns; a thread writes it. If the snapshot before is still being written on some rank, or
@@ -215,7 +216,7 @@ class Snapshots {
 
  private:
   enum class State : unsigned char { none, writing, written, failed };
-  /// One file of the snapshot under way.
+  /// One file of the snapshot in progress.
   struct Written {
     int rank;
     std::vector<checkpoint::Slice> slices;
@@ -227,7 +228,7 @@ class Snapshots {
   static std::int64_t whole_words(std::int64_t bytes) { return (bytes + 15) / 16 * 16; }
   static std::string node_name(int rank, std::string const& host) { return formatted("{}, rank {}", host, rank); }
 
-  /// The thread's: this rank's slices, then those that it mirrors.
+  /// The thread's function: writes this rank's slices, then those that it mirrors.
   void write(checkpoint::SnapshotHeader header, std::vector<Written> const& files,
              std::set<std::string> const& fixed) noexcept {
     try {
@@ -265,13 +266,13 @@ class Snapshots {
         fail<ResourceError>("{} is not finite", checkpoint::described(slice));
     }
   }
-  /// The last snapshot that has begun is whole on all ranks.
+  /// Records that the last snapshot is complete on all ranks.
   void keep_last() {
     if (step_ < 0) return;
     whole_ = folder_;
     whole_step_ = step_;
   }
-  /// All but the last whole snapshot and the one that begins.
+  /// Removes all snapshots but the last complete one and the one in progress.
   void remove_others() const {
     std::error_code ignored;
     for (auto const& entry : std::filesystem::directory_iterator(checkpoint::run_folder(place_), ignored))
@@ -285,7 +286,7 @@ class Snapshots {
   bool is_first_of_node_ = false;
   checkpoint::HostCopy<E> memory_;
   std::optional<checkpoint::SnapshotMirror<typename E::Comm>> mirror_;  // ends before its memory
-  std::int64_t step_ = -1;                                              ///< of the last one that has begun
+  std::int64_t step_ = -1;                                              ///< of the last snapshot that has begun
   std::filesystem::path folder_;                                        ///< its folder
   std::filesystem::path whole_;   ///< folder of the last one that is known to be whole on all ranks
   std::int64_t whole_step_ = -1;  ///< its step

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run's state is made of: the arrays that engine and optimizer keep for every element, and who writes which
-// part.
+// Arrays of a run's state: values that engine and optimizer keep for each element, and the rank that writes each part.
 #pragma once
 
 #include <concepts>
@@ -45,17 +44,17 @@ template <class O>
 concept CheckpointableParts = requires(O const& several) {
   several.for_each_part([](auto&) {});
 };
-/// What save() and load() take beside the engine.
+/// An argument of save() and load(): a part of a run's state, or several.
 template <class O>
 concept Checkpointable = CheckpointablePart<O> || CheckpointableParts<O>;
 
-/// In the place of an optimizer where there is none.
+/// Stands for an optimizer where there is none.
 struct NoOptimizer {
   template <class Act>
   void for_each_part(Act&&) const {}
 };
 
-/// One part of a run's state. A checkpoint has an entry and some arrays of it.
+/// One part of a run's state, such as an optimizer. A checkpoint has an entry and some arrays of it.
 class StatePart {
  public:
   virtual ~StatePart() = default;
@@ -93,7 +92,7 @@ class StatePartOf final : public StatePart {
   O* optimizer_;
 };
 
-/// The tensors that have parameters only.
+/// Names of the frozen tensors. They have parameters only.
 template <class E>
 std::vector<std::string> frozen_tensors(E& engine) {
   std::vector<std::string> names;
@@ -104,7 +103,7 @@ std::vector<std::string> frozen_tensors(E& engine) {
   return names;
 }
 
-/// By tensor: the type of parameters that are kept in another than Master, because they are frozen or fp32.
+/// Types of parameters that are not stored as Master, because they are frozen or fp32; by tensor.
 template <class E>
 std::map<std::string, DType> parameter_types(E& engine) {
   std::map<std::string, DType> types;
@@ -119,7 +118,7 @@ std::map<std::string, DType> parameter_types(E& engine) {
 template <class E>
 class RunState {
  public:
-  /// @throws UsageError if a part says that it is another engine's
+  /// @throws UsageError if a part belongs to another engine
   template <Checkpointable O>
   RunState(E& engine, O& optimizer) : engine_(&engine) {
     add(optimizer);
@@ -139,7 +138,7 @@ class RunState {
   std::vector<std::unique_ptr<StatePart>> const& parts() const { return parts_; }
   /// The part of an array, and the array's index there. @pre index > 0
   std::pair<std::size_t, std::size_t> place(std::size_t index) const { return places_[index]; }
-  /// Array `index` has elements for the tensor. Frozen units have parameters only.
+  /// Whether array `index` has elements for the tensor. Frozen units have parameters only.
   bool has(std::size_t index, std::size_t unit, TensorInfo const& tensor) const {
     return index == 0 || (!engine_->shards()[unit].frozen && parts_[places_[index].first]->owns(tensor));
   }
@@ -149,7 +148,7 @@ class RunState {
     auto const& of = engine_->shards()[unit];
     return static_cast<std::byte*>(of.shard_data) + static_cast<std::size_t>(part.offset) * size_of(of.types().master);
   }
-  /// What a checkpoint says of the parts. @note Waits for compute.
+  /// The manifest's entries for the parts. @note Waits for compute.
   std::vector<StateEntry> entries() const {
     std::vector<StateEntry> entries;
     for (std::size_t i = 0; i < parts_.size(); ++i) {
@@ -203,18 +202,18 @@ class RunState {
   std::vector<std::pair<std::size_t, std::size_t>> places_;
 };
 
-/// Where a slice lies on this rank.
+/// Place of a slice on this rank.
 struct SlicePlace {
   std::size_t array = 0, unit = 0;
   Segment part{};  ///< of the unit's shard
 };
 struct OwnSlices {
   std::vector<Slice> slices;
-  std::vector<SlicePlace> places;  ///< of each slice
+  std::vector<SlicePlace> places;  ///< place of each slice
 };
 
-/// What this rank writes: of every unit its slice (see FlatParam::slice), so that each element is written once,
-/// whatever is sharded or replicated.
+/// Slices that this rank writes: one of each unit (see FlatParam::slice), so that each element is written once, whether
+/// it is sharded or replicated.
 /// @param without_frozen  see SaveOptions
 /// @pre the engine is sealed
 template <class E>
@@ -244,7 +243,8 @@ OwnSlices own_slices(E& engine, RunState<E> const& state, bool without_frozen) {
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// Several parts of a run's state, for save() and load(): `fsdp::TrainingState state{both, ema}`. It refers to them.
+/// Joins several parts of a run's state, for save() and load(): `fsdp::TrainingState state{both, ema}`. The parts must
+/// outlive it.
 template <checkpoint::Checkpointable... Part>
 class TrainingState {
  public:

@@ -60,7 +60,7 @@ class Communicator {
           place.rank, cuda::device_count());
     return from_environment(cuda::Device(std::max(place.local_rank, 0)), options);
   }
-  /// The same, on a device chosen by the caller.
+  /// As above, on a device chosen by the caller.
   static Communicator from_environment(cuda::Device device, Options options = {}) {
     auto const place = bootstrap::Environment::read();
     auto state = std::make_unique<State>(device, place.rank, place.size, options);
@@ -146,8 +146,9 @@ class Communicator {
     if (state_ != nullptr) state_->deallocate(memory, bytes);
   }
   /// With Options::symmetric_memory, collectives of this communicator treat `memory` as symmetric, until it is
-  /// deallocated here or this communicator ends. One split from this one is to be told by itself. Otherwise nothing.
-  /// @param memory  what allocate(bytes) has given, here or on the communicator that this was split from
+  /// deallocated here or this communicator ends. Communicators split from this one need a call of their own. Without
+  /// the option, does nothing.
+  /// @param memory  a result of allocate(bytes), here or on the communicator that this was split from
   /// @throws ConfigError if sizes differ between ranks, or the memory cannot be registered
   /// @note Collective: yes with symmetric_memory, and blocks.
   void register_memory(void* memory, std::size_t bytes) { state().register_memory(memory, bytes); }
@@ -207,7 +208,7 @@ class Communicator {
     return state_->exchange(text, what);
   }
 
-  /// See comm::consult.
+  /// Gathers texts on rank 0, and sends its answer to all ranks: see comm::consult.
   template <class Answer>
   std::string consult(std::string const& text, std::string_view what, Answer const& answer) {
     if (size() == 1) return answer(std::vector<std::string>{text});

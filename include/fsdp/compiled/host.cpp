@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fsdp::compiled adds to a target that links it.
+// The source file that fsdp::compiled adds to a target: ranks as threads.
 #include "fsdp/compiled/local.hpp"
 #include "fsdp/format_body.hpp"
 

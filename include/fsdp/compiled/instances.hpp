@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fsdp::compiled has compiled: of a communicator, and of the engines over it.
+// Template instances that fsdp::compiled contains: a communicator, and engines over it.
 //
 // [Note: Compiled once] Every file that includes the engine compiles it for itself. In a target that links
 // fsdp::compiled they see `extern template` instead for what one file more of that target has (compiled/host.cpp):
@@ -23,7 +23,7 @@
   how ::fsdp::Ticket C::all_reduce(Stream&, double const*, double*, std::size_t, Label);   \
   how ::fsdp::Ticket C::broadcast(Stream&, float*, std::size_t, int, Label);
 
-/// What engines on a device consist of, whatever moves their data.
+/// Templates of an engine that depend on the device only.
 /// @param D  the device
 /// @param P  the precision
 #define FSDP_DEVICE_INSTANCES(how, D, P) \

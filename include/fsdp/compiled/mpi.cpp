@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fsdp::compiled_mpi adds to a target that links it, beside what fsdp::compiled adds.
+// The source file that fsdp::compiled_mpi adds to a target: ranks as processes of MPI.
 #include "fsdp/compiled/mpi.hpp"
 
 #if !FSDP_COMPILED || !FSDP_COMPILED_MPI

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Block of CUDA: the threads of a thread block, whoever runs them: a GPU, or a test that emulates one.
+// The Block of CUDA: threads of a thread block, run by a GPU or by a test that emulates one.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ template <class Kernel>
 requires requires { Kernel::threads; }
 inline constexpr int threads_per_block<Kernel> = Kernel::threads;
 
-/// Dynamic shared memory of a block of a kernel: what reductions need, and `Kernel::shared_bytes` if declared.
+/// Dynamic shared memory of a block of a kernel: that of reductions, and `Kernel::shared_bytes` if declared.
 template <class Kernel>
 inline constexpr std::size_t shared_bytes_per_block = reduction_bytes;
 template <class Kernel>
@@ -132,7 +132,7 @@ struct ThreadBlock {
   }
 
   /// The largest of n elements, and the sum of exp(element - largest), in one pass (Milakov, Gimelshein,
-  /// arXiv:1805.02867): what is summed already follows a new largest.
+  /// arXiv:1805.02867): partial sums are rescaled when the largest changes.
   /// @pre n > 0, and no element is NaN or infinite
   template <class T>
   FSDP_HD auto max_and_sum_exp(std::int64_t n, T const* in) const {

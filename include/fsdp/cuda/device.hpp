@@ -105,15 +105,15 @@ struct DeviceMemory {
   std::size_t total = 0;
 };
 
-/// One CUDA device: a cheap handle. Models fsdp::Device. Calls make the device current for the calling thread, and
-/// leave it so.
+/// A CUDA device: a cheap handle. Models fsdp::Device. Calls make the device current for the calling thread, and leave
+/// it so.
 ///
 /// @note Copies to or from pageable host memory may block the calling thread and do not overlap: take host buffers from
 /// `allocate_pinned`.
 class Device {
  public:
   using Stream = cuda::Stream;
-  using Range = NvtxRange;  ///< of the engine's spans, on the calling thread's timeline
+  using Range = NvtxRange;  ///< range of a span, on the calling thread's timeline
   using Event = cuda::Event;
   static constexpr std::string_view name = "cuda";
   static constexpr bool thread_blocks = true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which CUDA devices there are, which one a thread uses, and which read each other's memory.
+// Finds CUDA devices, selects one for a thread, and enables access to peers' memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +11,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda {
 
-/// Why no CUDA device can be used, in one line that begins with "no CUDA device: "; empty when there is one.
+/// The reason why no CUDA device can be used, in one line that begins with "no CUDA device: "; "" if there is one.
 inline std::string unavailable_reason() {
   int count = 0;
   auto const status = cudaGetDeviceCount(&count);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owners of CUDA streams and events, and the checker of CUDA calls.
+// Owners of CUDA streams and events, and a macro that checks CUDA calls.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -53,8 +53,8 @@ inline void log_failure(char const* call, char const* reason) noexcept {
   std::fprintf(stderr, "fsdp: %s failed: %s\n", call, reason);
 }
 
-/// What was under way when the device failed, for messages: "; rank 2 of 4 (cuda:2): all_gather 31 ..."; "" if it has
-/// not. Set by communicators that know.
+/// A function that names the operation in progress when the device failed, for messages: "; rank 2 of 4 (cuda:2):
+/// all_gather 31 ..."; "" if it has not. Communicators set it.
 inline std::atomic<std::string (*)()> work_of_failed_device{nullptr};
 
 /// Throws VendorError, which names the current device where CUDA still tells: an error may be of any work before it.

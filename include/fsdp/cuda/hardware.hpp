@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a thread of a CUDA thread block asks of the hardware. For nvcc; its host pass gets stand-ins that never run.
+// Hardware functions of a thread in a CUDA thread block. For nvcc; its host pass gets stand-ins that never run.
 #pragma once
 
 #include <cstddef>

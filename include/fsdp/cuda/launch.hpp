@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a single-source kernel is launched on CUDA. Only for nvcc, and for tests that stand in for CUDA.
+// Launches single-source kernels on CUDA. Only for nvcc, and for tests that stand in for CUDA.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,8 +17,8 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::cuda::detail {
 
-/// Blocks that a multiprocessor shall hold at once: `Kernel::blocks_per_multiprocessor` if declared, which bounds the
-/// registers of a thread, else 0: nothing is asked (1 would let the compiler take twice the registers).
+/// Blocks that a multiprocessor holds at once: `Kernel::blocks_per_multiprocessor` if declared, which bounds the
+/// registers of a thread, else 0: no bound (1 would let the compiler take twice the registers).
 template <class Kernel>
 inline constexpr int blocks_per_multiprocessor = 0;
 template <class Kernel>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements that a thread moves together: packs of views, up to 128 bits a load or store.
+// Packs of elements that a thread moves together, up to 128 bits in each load or store.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +42,7 @@ FSDP_HD inline bool aligned(Indices) {
   return true;
 }
 
-/// One pack of a view in registers, widened on demand.
+/// A pack of a view in registers, widened on demand.
 template <int Count, class T>
 struct Loaded {
   Pack<std::remove_cv_t<T>, Count> pack;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What device code is told of loops, and host code ignores.
+// Loop pragmas for device code, which host code ignores.
 #pragma once
 
 #include "fsdp/version.hpp"

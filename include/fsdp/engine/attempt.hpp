@@ -31,7 +31,7 @@ class [[nodiscard]] Busy {
   D* declared_;
 };
 
-/// Modules are about to be added. If an exception ends its scope, they are forgotten.
+/// Guards the registration of modules. If an exception ends the scope, they are forgotten.
 template <class D>
 class [[nodiscard]] Attempt {
  public:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of an engine, and how they are put together when it is sealed.
+// Parts of an engine, and their construction when it is sealed.
 #pragma once
 
 #include <cstddef>
@@ -79,13 +79,13 @@ struct EngineCore {
       if (sealed && !told) mesh->world().keep_end(number, history.text());
   }
 
-  /// See Engine.
+  /// Seals the engine: see Engine::seal.
   void seal() {
     if (!sealed) seal_once();
   }
-  /// [Note: Cold] What runs once is marked [[gnu::cold]] where it is long: compilers then make it small instead of
-  /// fast, in less time. Nothing is that a step runs, but the texts of messages. What many places call, and would be
-  /// copied into all of them, is marked [[gnu::noinline]]: compilers then optimise it once.
+  /// [Note: Cold] Long functions that run once are marked [[gnu::cold]]: compilers then make them small instead of
+  /// fast, in less time. Of a step's code, only error texts are marked. A function that compilers would copy into many
+  /// places is marked [[gnu::noinline]], and optimised once.
   ///
   /// [Note: Sealing is undone] If sealing throws, the engine is as it was before, and may be sealed again. Ranks
   /// compare their layouts first, then take memory, and say at the end whether they have failed, so that all ranks have
@@ -215,7 +215,7 @@ struct EngineCore {
     gate.forget_norm();
     if (some) history.add("discard_gradients");
   }
-  /// A scope begins.
+  /// Begins a scope.
   /// @throws UsageError for want of buffers; nothing has changed then
   [[gnu::noinline]] void begin_backward_scope(BackwardChange change) {
     auto const turn = calls.enter(name(change));
@@ -265,7 +265,7 @@ struct EngineCore {
     drain(*compute);
     if (auto* const copy = streams.find(StreamKind::copy)) drain(*copy);
   }
-  /// For destructors. Streams that can fail are looked at when the engine ends.
+  /// Waits for a stream in a destructor. Streams that can fail are looked at when the engine ends.
   void drain(Stream& stream) noexcept {
     try {
       if constexpr (TellsFailure<Stream>) return stream.finish();
@@ -287,12 +287,13 @@ struct EngineCore {
     failures.for_each_stream([&](Stream& stream) { device.synchronize(stream); });
   }
 
-  /// A stream has failed: peers that wait for this rank are told why, where the world can do that.
+  /// Tells peers that wait for this rank why a stream has failed, if the world can do that.
   [[gnu::cold]] void tell_peers() noexcept {
     if constexpr (TellsFailure<Stream> && requires(Failure const& why) { mesh->world().note_failure(why); })
       if (auto const* const failed = failures.failed_stream()) mesh->world().note_failure(*failed->failure());
   }
-  /// A stream has failed, and no call has thrown that: the world reports it in its end, if it can; else the engine now.
+  /// Leaves a stream's failure that no call has thrown to the world, which reports it when it ends; if it cannot,
+  /// reports it now.
   [[gnu::cold]] void leave_failure() noexcept {
     if constexpr (TellsFailure<Stream>) {
       auto const* const failed = failures.failed_stream();
@@ -307,9 +308,9 @@ struct EngineCore {
 
   Mesh<C>* mesh;
   int exceptions = std::uncaught_exceptions();  ///< on their way when the engine was made
-  int number = 0;                               ///< of the mesh's engines
+  int number = 0;                               ///< of the engine in its mesh
   Device device;
-  Placement where;  ///< of the units that shard
+  Placement where;  ///< for units that shard
   MemoryAccount account;
   CallGuard calls{where.rank};
   History history;
@@ -321,7 +322,7 @@ struct EngineCore {
   TraceHook<Device> trace;
   std::optional<C> scalar_comm;  ///< all ranks, for norms
   bool sealed = false;
-  MemoryPlanInput input;  ///< what `program` was compiled from
+  MemoryPlanInput input;  ///< input of `program`
   Program program;
 
   Executor<C, P> executor{device, where.rank, streams, account, history, declared.wire()};

@@ -18,7 +18,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
-/// Grows until the engine is sealed. Host logic only.
+/// The paths of an engine until it is sealed. Host logic only.
 class DeclaredPaths final : public PathList {
  public:
   explicit DeclaredPaths(int rank) : rank_(rank) {}

@@ -32,7 +32,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 /// Addresses of the buffers by slot, and of all gradient shards that backward writes.
 struct SlotMemory {
   std::array<FixedArray<std::byte*>, step::pools> slots;
-  float* gradients = nullptr;  ///< as Program::gradient_order says
+  float* gradients = nullptr;  ///< in the order of Program::gradient_order
 };
 
 template <Communicator C, class P>
@@ -116,14 +116,14 @@ class Executor {
     contents_.apply(operation);
   }
 
-  /// Call before a module enqueues its kernels on compute.
+  /// Begins a module's computation: call it before the module enqueues its kernels on compute.
   /// @note Stream: compute waits for the parameters and gradients that they access
   void begin_compute(Program::Turn const& turn) {
     waits_.order(turn.compute);
     for (auto const& operation : turn.beside) waits_.order(operation);
     computing_ = &turn;
   }
-  /// Call after it.
+  /// Ends a module's computation: call it after the kernels are enqueued.
   void end_compute() {
     auto const& turn = *std::exchange(computing_, nullptr);
     waits_.note(turn.compute);
@@ -146,14 +146,14 @@ class Executor {
     contents_.discard_gradients([this](Operation const& operation) { run(operation, "backward"); });
   }
 
-  /// Compute waits for everything that the operation, of Program::norms or Program::updates, accesses.
+  /// Orders an operation of Program::norms or Program::updates: compute waits for everything that it accesses.
   [[gnu::noinline]] void order(Operation const& operation) { waits_.order(operation); }
-  /// Such an operation has been enqueued. @param whole  false: an exception has ended it
+  /// Notes that such an operation has been enqueued. @param whole  false: an exception has ended it
   [[gnu::noinline]] void note(Operation const& operation, bool whole = true) {
     if (whole) return waits_.note(operation);
     waits_.note_interrupted(operation);
   }
-  /// Call when an update has used the unit's gradients.
+  /// Applies an update: call it when the update has used the unit's gradients.
   void apply(Operation const& operation) { contents_.apply(operation); }
 
   step::Contents const& contents() const { return contents_; }
@@ -344,7 +344,7 @@ class Executor {
   int kept_member_ = 0;
   step::Contents contents_;
   LiveBytes live_;
-  Program::Turn const* computing_ = nullptr;  ///< of the use that is open
+  Program::Turn const* computing_ = nullptr;  ///< of the open use
 };
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

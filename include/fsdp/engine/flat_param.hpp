@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One unit: its tensors laid flat, and the shard that this rank keeps.
+// A unit: its tensors as one flat parameter, and the shard that this rank keeps.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,7 @@ decltype(auto) with_type([[maybe_unused]] DType type, void* data, Act const& act
 }
 }  // namespace detail
 
-/// What a use may access of a unit: its buffers, or copies of them.
+/// Buffers that a use of a unit may access, or copies of them.
 struct UseBuffers {
   void const* parameters = nullptr;  ///< (full_numel), of types().parameter
   void* gradients = nullptr;  ///< (full_numel), of types().gradient; nullptr in forward, and where none are written
@@ -99,19 +99,20 @@ class FlatParam {
     if (fp32) return {};
     return {dtype_of<Param>, dtype_of<Reduce>, frozen ? dtype_of<Param> : dtype_of<Master>};
   }
-  /// The shard of parameters in its own type, whatever it is: calls `act(T*)`, with T float, bf16 or fp16.
+  /// Calls `act(T*)` with the shard of parameters in its own type.
   template <class Act>
   decltype(auto) with_shard(Act const& act) const {
     return detail::with_type<Master, Param>(types_.master, shard_data, act);
   }
 
-  /// The same of a unit that trains, for optimizers: T is the policy's type of masters, or float.
+  /// Calls `act(T*)` with the shard of a unit that trains, for optimizers: T is the policy's type of masters, or float.
   template <class Act>
   decltype(auto) with_master(Act const& act) const {
     return detail::with_type<Master>(types_.master, shard_data, act);
   }
 
-  std::vector<Range> const& padding() const { return padding_; }  ///< of the full parameters: what no tensor covers
+  /// parts of the full parameters that no tensor covers
+  std::vector<Range> const& padding() const { return padding_; }
 
   /// Backward gets a gradient buffer without sums: zeroed, or undefined for modules that begin the sums themselves.
   void begin_gradients() { ++gradients_; }
@@ -132,29 +133,30 @@ class FlatParam {
   Range slice() const { return slice_; }
   std::int64_t full_numel() const { return layout_.padded(); }  ///< elements of the full parameters, padding included
   std::int64_t shard_numel() const { return shard_.size(); }
-  /// It has no parameters (a ReLU, a dropout): nothing is gathered, reduced or updated for it. @pre sealed
+  /// Whether the unit has no parameters (a ReLU, a dropout): nothing is gathered, reduced or updated for it. @pre
+  /// sealed
   bool empty() const { return full_numel() == 0; }
-  /// It has gradients, and optimizers update it. @pre sealed
+  /// Whether the unit has gradients and optimizers update it. @pre sealed
   bool trains() const { return !empty() && !frozen; }
 
   /// (shard_numel) parameters that the unit keeps, of types().master. If they are offloaded: in host memory; while
   /// Shards::Write lives, in a staging slot.
   void* shard_data = nullptr;
   void* gathered = nullptr;  ///< (shard_numel) what gathers read, of gathered_type(); mostly the same
-  /// The same, if that is the policy's type of masters; else nullptr: see with_shard.
+  /// shard_data, if it has the policy's type of masters; else nullptr: see with_shard.
   Master* master = nullptr;
   /// (shard_numel) gradient shard, already averaged over the world. It may lie in host memory, as shard_data.
   float* gradient = nullptr;
   void* full = nullptr;  ///< (full_numel) full parameters, of types().parameter; nullptr while sharded
   void* full_gradient =
       nullptr;  ///< (full_numel) gradients that backward writes, of types().gradient; valid in its uses
-  /// The same where gradients are not wanted; nothing reads them. nullptr: no module of the unit writes them.
+  /// Buffer for gradients that are not wanted; nothing reads it. nullptr: no module of the unit writes them.
   void* scratch_gradient = nullptr;
-  UseBuffers use;                 ///< of the use that is open
+  UseBuffers use;                 ///< of the open use
   float* partial = nullptr;       ///< (shard_numel) sum of the own replica alone, where replicas may wait
   float* accumulator = nullptr;   ///< (full_numel) unreduced gradients, where slots are no place to add them up
   bool sets_gradients = true;     ///< every module begins its gradients' sums itself: nothing is zeroed for it
-  bool frozen = false;            ///< it does not train: no gradients, no updates
+  bool frozen = false;            ///< set if the unit does not train: no gradients, no updates
   bool fp32 = false;              ///< all its element types are fp32, whatever the policy's
   bool offloads_masters = false;  ///< they are fp32, and lie in host memory
   detail::ReducedHooks hooks;     ///< see Shards::on_reduced

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions of gradients of one element type, chosen at run time.
+// Reductions of gradients for each element type, chosen at run time.
 #pragma once
 
 #include <concepts>
@@ -28,13 +28,13 @@ struct GradientSums {
   using D = typename C::Device;
   using Stream = typename D::Stream;
 
-  /// out[i] = in[i], rounded to nearest even. Where gradients are rounded.
+  /// Rounds: out[i] = in[i], to nearest even. Where gradients are rounded.
   void (*round)(D const&, Stream&, float const* in, void* out, std::int64_t n) = nullptr;
-  /// In place: slice `own` of the sum over ranks of `full`.
+  /// Gives slice `own` of the sum over ranks of `full`, in place.
   Ticket (*reduce_scatter)(C&, Stream&, void* full, Range own, Label) = nullptr;
-  /// In place.
+  /// Sums over ranks, in place.
   Ticket (*all_reduce)(C&, Stream&, void* data, std::int64_t count, Label) = nullptr;
-  /// See kernels::accumulate.
+  /// Adds to fp32: see kernels::accumulate.
   void (*accumulate)(D const&, Stream&, void const* in, float* out, std::int64_t n, float scale,
                      bool overwrite) = nullptr;
 

@@ -10,7 +10,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
-/// A device that can make memory inaccessible, in the order of a stream.
+/// A device that can make memory inaccessible at a point of a stream.
 template <class D>
 concept GuardsMemory = requires(D const& device, typename D::Stream& stream, typename D::GuardedMemory const& memory) {
   typename D::GuardedMemory;
@@ -18,7 +18,7 @@ concept GuardsMemory = requires(D const& device, typename D::Stream& stream, typ
   device.close_async(stream, memory);
 };
 
-/// For devices that cannot: nothing is guarded.
+/// For devices that cannot protect memory: guards nothing.
 template <class D, class Unit>
 class GuardedUses {
  public:
@@ -29,7 +29,7 @@ class GuardedUses {
   void abandon(D const&, typename D::Stream&, Unit const&) noexcept {}
 };
 
-/// One engine's copies. Everything is enqueued on compute. Without prepare(), nothing is guarded.
+/// Copies of one engine's buffers. Everything is enqueued on compute. Without prepare(), nothing is guarded.
 template <GuardsMemory D, class Unit>
 class GuardedUses<D, Unit> {
  public:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages about parameters and gradients that a call has left half-way.
+// Errors about parameters and gradients that an incomplete call has left.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
-/// Parameters are not whole: an optimizer step, an import or a load has ended half-way.
+/// Throws: an optimizer step, an import or a load was interrupted, so only some parameters are new.
 /// @param what     the refused action. @param writing  the writer of parameters
 /// @param stepped  by unit: the step updates it; nullptr: the writer is no step
 template <class Units>
@@ -33,7 +33,7 @@ template <class Units>
   fail<UsageError>("rank {}: {}, but {} is incomplete{}. Load a checkpoint, or import all parameters, on all ranks",
                    rank, what, writing, list_of_units);
 }
-/// A use has ended, and a scope that the pass needs had ended before it.
+/// Throws: a scope that a pass needs has ended before a use in it.
 /// @param why  the scope's end
 [[noreturn, gnu::cold]] inline void refuse_cut_use(int rank, std::string_view pass, std::string_view module,
                                                    std::string_view why) {
@@ -42,7 +42,7 @@ template <class Units>
       "in",
       rank, pass, module, why);
 }
-/// A backward pass is left half-way.
+/// Throws: a backward pass is incomplete.
 /// @param what  the refused action. @param activations  the pass writes no gradients of parameters
 template <class Declaration>
 [[noreturn, gnu::cold]] void refuse_half_gradients(int rank, std::string_view what, Declaration const& declared,

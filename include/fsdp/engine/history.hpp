@@ -29,11 +29,12 @@ class History {
     note(what, static_cast<std::uint64_t>(value), Value::whole);
     whole_ = value;
   }
-  /// The same for an event without a number.
+  /// Records an event without a number.
   void add(std::string_view what) { note(what, 0, Value::none); }
-  /// An event that may come several times in a row. @param what  a literal that ends with the name of their number
+  /// Counts an event that may come several times in a row. @param what  a literal that ends with the name of their
+  /// number
   void count(std::string_view what) { add(what, what_ == what ? whole_ + 1 : 1); }
-  /// The last of them, and all; nothing at first. Until the next add(). Made when somebody reads it.
+  /// The last event and the hash of all; "" before the first. Valid until the next add(). Made on demand.
   [[gnu::noinline]] std::string_view text() const {
     if (size_ == 0 && !what_.empty())
       size_ = (kind_ == Value::real    ? formatted_to(text_, "{} {}, history {:x}", what_, real_, hash_)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Initial values of a unit that the caller gives: see Shards::set_initial_values.
+// A caller's function for initial values of a unit: see Shards::set_initial_values.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +18,11 @@ struct TensorInfo;
 
 namespace detail {
 
-/// A function that was given to Shards::set_initial_values.
+/// A function of Shards::set_initial_values.
 class InitialValues {
  public:
   virtual ~InitialValues() = default;
-  /// @param first  element of the tensor that belongs into the first of `out`
+  /// @param first  index of the tensor's element that goes to the first of `out`
   /// @param type   of the elements of `out`: values are rounded to nearest even
   virtual void fill(TensorInfo const& tensor, std::int64_t first, std::int64_t count, std::byte* out, DType type) = 0;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pointer that tells an object that was moved from.
+// A pointer that is null after its owner was moved from.
 #pragma once
 
 #include <string_view>
@@ -9,7 +9,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
-/// Points at what its owner works on; null once the owner was moved from, so that a use of it is an error by name.
+/// Points to an object of its owner; null after the owner was moved from, so that its use throws.
 template <class T>
 class MovedPointer {
  public:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an engine and its optimizers know of state in host memory. fsdp/offload.hpp has the rest.
+// Interface between an engine, its optimizers and state in host memory. fsdp/offload.hpp implements it.
+// fsdp/offload.hpp has the rest.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +12,13 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 struct SlotMemory;
 
-/// An optimizer's moments in host memory: see [Note: Offloading]. Those of a unit lie end to end.
+/// Moments of an optimizer in host memory: see [Note: Offloading]. The moments of a unit lie end to end.
 struct HostMoments {
   std::byte* home(std::size_t unit) const { return host + starts[unit]; }
   std::int64_t bytes(std::size_t unit) const { return starts[unit + 1] - starts[unit]; }
 
-  FixedArray<std::int64_t> starts;  ///< by unit: where its moments begin, in bytes; one more for the end
-  FixedArray<std::byte*> staged;    ///< by unit: where they are in its update
+  FixedArray<std::int64_t> starts;  ///< by unit: offset of its moments in bytes; one more for the end
+  FixedArray<std::byte*> staged;    ///< by unit: address of its moments during its update
   std::byte* host = nullptr;
   bool steps = false;  ///< the optimizer takes the step under way
 };
@@ -28,11 +29,11 @@ class OffloadHooks {
   OffloadHooks(OffloadHooks&&) = delete;
   virtual ~OffloadHooks() = default;
 
-  /// The engine is sealed: takes memory, and tells units and slots where their state lies.
+  /// Takes memory, and tells units and slots where their state lies. @pre the engine is being sealed
   virtual void place(SlotMemory& memory) = 0;
   /// Gives the memory of place() back: sealing has failed.
   virtual void release() noexcept = 0;
-  /// Master shards have been initialised.
+  /// Called when master shards have been initialised.
   virtual void initialized() = 0;
   /// Takes zeroed memory for an optimizer's moments, until free_moments().
   /// @param starts      see HostMoments
@@ -40,14 +41,14 @@ class OffloadHooks {
   virtual HostMoments* make_moments(FixedArray<std::int64_t> starts, std::byte* slots, std::int64_t slot_bytes) = 0;
   virtual void free_moments(HostMoments* moments) = 0;
   virtual void begin_step() = 0;
-  /// A unit's masters are about to be written on compute, and have been.
+  /// Called before and after a unit's masters are written on compute.
   /// @param updates  by an optimizer's step
   /// @param whole    false: an exception has ended that
   virtual void begin_write(std::size_t unit, bool updates) = 0;
   virtual void end_write(std::size_t unit, bool updates, bool whole) = 0;
   /// Compute waits until a unit's masters are in host memory.
   virtual void order_read(std::size_t unit) = 0;
-  /// The calling thread waits until everything is.
+  /// Blocks the calling thread until all state is in host memory.
   virtual void await_stores() = 0;
 };
 

@@ -21,7 +21,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
-/// Zeroed host memory, page-locked if the device can do that; entered in an account while it lives.
+/// Zeroed host memory, page-locked if the device supports it, and entered in an account.
 template <class D>
 class AccountedHostMemory {
  public:
@@ -163,7 +163,7 @@ class Offloading final : public OffloadHooks {
   struct Moments : HostMoments {
     AccountedHostMemory<Device> memory;
   };
-  /// Where a unit's state lies between updates. masters: nullptr if they are not offloaded
+  /// Place of a unit's state between updates. masters: nullptr if they are not offloaded
   struct Home {
     std::byte* masters = nullptr;
     float* gradient = nullptr;
@@ -187,7 +187,7 @@ class Offloading final : public OffloadHooks {
     if (home.masters != nullptr) point_at(unit, home.masters);
     unit.gradient = home.gradient;
   }
-  /// Two slots of `bytes` each.
+  /// Allocates two slots of `bytes` each.
   [[gnu::cold]] AccountedMemory<Device> stage(MemoryTag tag, std::int64_t bytes) {
     AccountedMemory<Device> memory{core_->device, core_->account, tag, static_cast<std::size_t>(2 * bytes)};
     core_->account.lease(tag, 2 * bytes);
@@ -207,7 +207,7 @@ class Offloading final : public OffloadHooks {
                   static_cast<Param*>(unit.gathered), unit.shard_numel());
   }
 
-  /// For an update.
+  /// Fetches a unit's state before its update.
   void fetch(std::size_t u) {
     auto const& program = core_->program;
     auto& fetched = fetched_[static_cast<std::size_t>(slot_of(u))];
@@ -251,7 +251,7 @@ class Offloading final : public OffloadHooks {
   AccountedMemory<Device> staged_masters_, staged_gradients_;
   FixedArray<Home> homes_;  ///< by unit
   std::vector<std::unique_ptr<Moments>> moments_;
-  std::array<std::size_t, 2> fetched_{none, none};  ///< by slot: the unit whose state has been fetched for its update
+  std::array<std::size_t, 2> fetched_{none, none};  ///< by slot: the unit whose state was fetched for its update
 };
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scopes of Shards that read or write shards, while they are open.
+// Counts scopes of Shards that read or write shards.
 #pragma once
 
 #include <string_view>
@@ -8,13 +8,13 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
-/// Counts them. While one is open, no use of a unit begins or ends: the gathers and reductions of that use would not be
-/// ordered with the work that the scope enqueues.
+/// Counts open scopes. While one is open, no use of a unit begins or ends: the gathers and reductions of that use would
+/// not be ordered with the work that the scope enqueues.
 class OpenAccesses {
  public:
   explicit OpenAccesses(int rank) : rank_(rank) {}
 
-  /// As long as it lives, a scope is open that reads.
+  /// Counts a reading scope while it lives.
   class Reading {
    public:
     explicit Reading(OpenAccesses& of) : of_(&of) { ++of.reads_; }
@@ -24,7 +24,7 @@ class OpenAccesses {
    private:
     OpenAccesses* of_;
   };
-  /// The same for one that writes.
+  /// Counts a writing scope while it lives.
   class Writing {
    public:
     /// @param alone  no other write may be open meanwhile: updates count, and offloaded state has one slot at a time

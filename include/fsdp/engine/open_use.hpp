@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One use of a unit, from its begin to its end: what UseScope and HeldUse have in common.
+// An open use of a unit: the common base of UseScope and HeldUse.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
-/// The derived class decides when the use begins, and how it ends.
+/// An open use. The derived class begins and ends it.
 /// @tparam E  EngineCore
 template <class E>
 class OpenUse {
@@ -26,7 +26,7 @@ class OpenUse {
   typename E::Unit& unit(std::size_t of = 0) const {
     return of == 0 ? *unit_ : engine_->declared.unit(unit_->index(), of);
   }
-  // Of unit 0.
+  // The parameters of unit 0.
   typename E::Param const* parameters() const { return static_cast<typename E::Param const*>(unit_->use.parameters); }
   typename E::Reduce* gradients() const { return static_cast<typename E::Reduce*>(unit_->use.gradients); }
   FlatLayout const& layout() const { return unit_->layout(); }

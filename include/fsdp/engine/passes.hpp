@@ -49,11 +49,11 @@ class Passes {
   }
 
   void set_program(Program const& program) { program_ = &program; }  ///< sealing is complete
-  /// Flags of the next backward pass to begin.
+  /// Flags for the next backward pass.
   BackwardFlags next_backward() const { return {open_[0] == 0, open_[1] == 0, open_[2] == 0}; }
-  /// The pass under way is a backward pass that writes no gradients of parameters.
+  /// Whether the pass in progress is a backward pass that writes no gradients of parameters.
   bool freezes_parameters() const { return phase_ == Phase::activations; }
-  /// A scope begins (1) or ends (-1).
+  /// Counts scopes: one begins (1) or ends (-1).
   void add_scope(BackwardChange change, int by) { open_[static_cast<std::size_t>(change)] += by; }
   /// Passes may follow another path from now on.
   /// @throws UsageError in the middle of a pass
@@ -78,14 +78,15 @@ class Passes {
     --evaluations_;
     cut("an evaluation ended");
   }
-  /// A scope ends that the pass under way needs: drops the pass. If a use is open, its end drops the pass, and throws.
+  /// Drops the pass in progress, because a scope that it needs ends. If a use is open, its end drops the pass, and
+  /// throws.
   /// @param why  a literal, for the message
   void cut(std::string_view why) noexcept {
     if (!schedule().is_open()) return interrupt();
     cut_ = why;
   }
 
-  /// A use begins. An exception in it ends the pass: see interrupt()
+  /// Begins a forward use. An exception in it ends the pass: see interrupt()
   Unit& begin_forward(std::size_t use) {
     if (schedule().in_backward() || !writing_.empty()) {
       auto const what = formatted("forward of '{}' begins", schedule().module_name(use));
@@ -114,8 +115,7 @@ class Passes {
     });
   }
 
-  /// See Schedule::skips_backward.
-  /// @throws UsageError also if nothing trains in the path of the pass
+  /// See Schedule::skips_backward. @throws UsageError also if no unit of the pass's path trains
   bool skips_backward(Pass pass, std::size_t use) const {
     auto const& schedule = declared_->schedule();
     auto const& order = schedule.order();
@@ -197,23 +197,23 @@ class Passes {
   /// @pre sealed
   step::Contents const& contents() const { return executor_->contents(); }
   bool sealed() const { return program_ != nullptr; }  ///< there is a program
-  /// Optimizer steps may find units without a gradient.
+  /// Whether optimizer steps may find units without a gradient.
   bool allows_absent() const {
     return has_paths() && declared_->options().without_gradient != WithoutGradient::refused;
   }
   bool has_paths() const { return static_cast<bool>(declared_->paths()); }
-  /// The unit has a gradient of the step to come. @pre sealed
+  /// Whether the unit has a gradient for the next step. @pre sealed
   bool has_gradient(std::size_t unit) const {
     return units()[unit]->trains() && contents()[unit].gradient == step::Contents::Gradient::sum;
   }
-  /// The unit has a gradient of the step to come; if no unit has, of the last step. @pre sealed
+  /// Whether the unit has a gradient for the next step, or, if no unit has, had one in the last step. @pre sealed
   bool exports_gradient(std::size_t unit) const {
     if (has_gradient(unit) || contents()[unit].gradient == step::Contents::Gradient::none) return has_gradient(unit);
     for (std::size_t u = 0; u < units().size(); ++u)
       if (has_gradient(u)) return false;
     return units()[unit]->trains() && (stepped_.empty() || stepped_[unit]);
   }
-  /// With WithoutGradient::zeros, units without a gradient get one of zeroes, if some unit has one. @note Stream: on
+  /// With WithoutGradient::zeros, gives units without a gradient one of zeroes, if some unit has one. @note Stream: on
   /// compute
   void complete_gradients() {
     bool some = false;
@@ -221,7 +221,7 @@ class Passes {
     for (auto const& operation : program_->absent)
       if (some) executor_->run(operation, "optimizer");
   }
-  /// An optimizer step begins. @return the number of units that it updates
+  /// Begins an optimizer step. @return the number of units that it updates
   std::size_t begin_updates() {
     if (stepped_.empty()) stepped_ = FixedArray<bool>(units().size());
     std::size_t some = 0;
@@ -232,7 +232,7 @@ class Passes {
   std::uint64_t backward_passes() const { return backward_passes_; }  ///< begun so far: tells gradients apart
 
   static constexpr std::string_view half_step = "an optimizer step";
-  /// Master shards are about to be written, unit by unit. Until end_writing() the parameters are not whole.
+  /// Begins to write master shards, unit by unit. Until end_writing() the parameters are incomplete.
   /// @param what  the writer, a literal: half_step, "an import"
   void begin_writing(std::string_view what) { writing_ = what; }
   void end_writing() { writing_ = {}; }
@@ -295,7 +295,7 @@ class Passes {
     ++passes_;
   }
 
-  /// The pass that begins follows another path than the last one. Parameters that it has left are dropped.
+  /// Changes the path at the beginning of a pass. Parameters that the last pass left are dropped.
   [[gnu::cold]] void change_path(std::size_t path) {
     path_ = path;
     flags_.forget_parameters();
@@ -333,10 +333,10 @@ class Passes {
   OpenAccesses const* accesses_;
   Program const* program_ = nullptr;
   std::array<int, backward_changes> open_{};  ///< scopes by BackwardChange
-  Phase phase_ = Phase::forward;              ///< of the pass under way
-  std::size_t path_ = 0;                      ///< of the pass under way, or of the last one
+  Phase phase_ = Phase::forward;              ///< of the pass in progress
+  std::size_t path_ = 0;                      ///< of the pass in progress, or of the last one
   FollowedPath* followed_ = nullptr;          ///< nullptr: passes that begin follow the declared order
-  FixedArray<bool> stepped_;                  ///< by unit: the last step has updated it; empty: there was none
+  FixedArray<bool> stepped_;                  ///< by unit: whether the last step updated it; empty: there was none
   step::PassFlags flags_;
   int evaluations_ = 0;                   ///< scopes that are open
   bool swapped_ = false;                  ///< averages are in the place of parameters

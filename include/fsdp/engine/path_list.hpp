@@ -22,20 +22,20 @@ class PathList {
   virtual std::size_t size() const = 0;
   /// @throws UsageError if a path has a part of some segment of `declared`
   virtual void expect_segments(UseOrder const& declared) const = 0;
-  /// A line for each path: equal on all ranks.
+  /// Describes each path in a line: equal on all ranks.
   virtual std::string text(UseOrder const& declared) const = 0;
-  /// For the compiler. Paths gather ahead by depth.
+  /// Paths for the compiler. They gather ahead by depth.
   virtual FixedArray<StepPath> plan(UseOrder const& declared, int forward, int backward,
                                     FixedArray<bool> const& empty) const = 0;
-  /// A path gathers ahead what a list of the declared order says, as far as the path has these uses: at each use of
-  /// `at`, the next use of each of `ahead`.
+  /// Gives paths the declared order's prefetch lists, as far as a path has these uses: at each use of `at`, the next
+  /// use of each of `ahead`.
   virtual void set_prefetch(FixedArray<StepPath>& paths, bool in_forward, std::size_t at,
                             std::vector<std::size_t> const& ahead) const = 0;
-  /// The engine is sealed: paths keep their places.
+  /// Records that the engine is sealed: paths keep their places.
   virtual void seal(UseOrder const& declared, Program const& program) = 0;
-  /// nullptr: the declared order. @pre sealed
+  /// The order of a path; nullptr: the declared one. @pre sealed
   virtual UseOrder const* order(std::size_t path) const = 0;
-  /// For histories. @pre sealed
+  /// The path's name in histories. @pre sealed
   virtual std::string_view label(std::size_t path) const = 0;
 };
 

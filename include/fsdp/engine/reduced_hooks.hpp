@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Functions of the caller that follow the reduction of a unit's gradients: see Shards::on_reduced.
+// Functions of the caller that run after the reduction of a unit's gradients: see Shards::on_reduced.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
-/// A function that was given to Shards::on_reduced. (std::function and std::unique_ptr would take longer to compile,
-/// and so would a std::span here.)
+/// A function of Shards::on_reduced. (std::function and std::unique_ptr would take longer to compile, and so would a
+/// std::span here.)
 class ReducedHook {
  public:
   virtual ~ReducedHook() = default;
@@ -35,7 +35,7 @@ class ReducedHookOf final : public ReducedHook {
   F f_;
 };
 
-/// The functions of one unit, in the order of registration.
+/// Functions of one unit, in the order of registration.
 struct ReducedHooks {
   ReducedHook* first = nullptr;
   int size = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Modules are registered by their `describe`: engines and plans do it with the same code.
+// Registers modules by their `describe`, for engines and plans.
 #pragma once
 
 #include <cstddef>
@@ -20,14 +20,14 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
-/// Adds what `describe` says to a declaration.
+/// Adds the tensors of `describe` to a declaration.
 template <class Declaration>
 struct Registrar {
   std::string_view prefix;
   UnitId unit;
   Declaration* declaration;
   std::vector<TensorPlace>* tensors;
-  bool sets = false, skips = false;  ///< what the module promises: see Declaration::add_tensor
+  bool sets = false, skips = false;  ///< the module's promises: see Declaration::add_tensor
 
   template <class T, std::size_t Rank>
   void operator()(std::string_view tensor, Tensor<T, Rank>&, Extents<Rank> extents,

@@ -12,9 +12,9 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// Forward passes during its lifetime keep nothing for a backward pass. Scopes nest. A forward pass in progress is
-/// dropped when the scope begins and when it ends. If it ends inside a use, the end of that use drops the pass and
-/// throws a UsageError. The destructor throws a UsageError if another thread is inside a call of the engine.
+/// Evaluates: forward passes during its lifetime keep nothing for a backward pass. Scopes nest. A forward pass in
+/// progress is dropped when the scope begins and when it ends. If it ends inside a use, the end of that use drops the
+/// pass and throws a UsageError. The destructor throws a UsageError if another thread is inside a call of the engine.
 /// @tparam E  detail::EngineCore
 template <class E>
 class [[nodiscard]] EvaluationScope {
@@ -62,10 +62,10 @@ class [[nodiscard]] BackwardScope {
 template <class E>
 class PathScope;  // fsdp/paths.hpp
 
-/// One use of a unit. Its full parameters (and in backward its gradients) are valid during the scope's lifetime. An
-/// exception that leaves the scope ends the pass. The destructor ends the use and throws if this fails, for example
-/// with the exception of an earlier task. For a use that begins in one function and ends in another: fsdp/held_use.hpp.
-/// It converts to false if backward passes do not come to this use.
+/// A use of a unit, as a scope. Its full parameters (and in backward its gradients) are valid during the scope's
+/// lifetime. An exception that leaves the scope ends the pass. The destructor ends the use and throws if this fails,
+/// for example with the exception of an earlier task. It converts to false if backward passes do not come to
+/// this use. HeldUse (fsdp/held_use.hpp) begins in one function and ends in another.
 /// @tparam E  detail::EngineCore
 template <class E>
 class [[nodiscard]] UseScope : public detail::OpenUse<E> {

@@ -30,7 +30,7 @@
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace detail {
-/// In the place of a GradNorm.
+/// Stands for an absent GradNorm.
 struct NoNorm {
   static constexpr void const* engine() { return nullptr; }
   static constexpr std::uint64_t measurement() { return 0; }
@@ -84,7 +84,7 @@ class Shards {
     if constexpr (callable)
       (*this)[unit.index()].hooks.add(new detail::ReducedHookOf<typename E::Stream, F>(std::move(f)));
   }
-  /// The same by id, of engine.add_unit or AdoptedUnit::unit. @throws UsageError also if there is no such unit
+  /// As above, by id, of engine.add_unit or AdoptedUnit::unit. @throws UsageError also if there is no such unit
   template <class F>
   void on_reduced(UnitId id, F f) const {
     if (id.engine != nullptr && id.engine != engine_) engine_->refuse_foreign("the unit given to on_reduced");
@@ -93,14 +93,14 @@ class Shards {
     on_reduced((*this)[id], std::move(f));
   }
 
-  /// Before the engine is sealed: sealing calls `f(tensor, first, out)` for each part of the unit's tensors that this
-  /// rank keeps, in the place of TensorOptions::init, and destroys f when all ranks have sealed. If it throws, no rank
-  /// has sealed the engine: sealing again calls all functions again, from the first part on. f must not communicate,
-  /// nor add to the engine, nor seal it. Replicas of a part compare a hash of the values that they were given.
+  /// Sets initial values before the engine is sealed: sealing calls `f(tensor, first, out)` for each part of the unit's
+  /// tensors that this rank keeps, in the place of TensorOptions::init, and destroys f when all ranks have sealed. If
+  /// it throws, no rank has sealed the engine: sealing again calls all functions again, from the first part on. f must
+  /// not communicate, nor add to the engine, nor seal it. Replicas of a part compare a hash of their values.
   /// @param f  any type that can be moved, called as f(TensorInfo const&, std::int64_t first, std::span<float>); it
   ///           stores elements [first, first + size) of the tensor. They are rounded to nearest even where shards are
   ///           narrower
-  /// @throws UsageError if the engine is sealed, or the unit is another engine's
+  /// @throws UsageError if the engine is sealed, or the unit belongs to another engine
   template <class F>
   void set_initial_values(Unit const& unit, F f) const {
     auto const turn = enter("set_initial_values");
@@ -108,7 +108,7 @@ class Shards {
     engine_->core_.expect_unsealed(formatted("unit '{}' was given initial values", unit.name()), "give them");
     (*this)[unit.index()].initial = detail::Owned<detail::InitialValues>(new detail::InitialValuesOf<F>(std::move(f)));
   }
-  /// Before sealing too: the parts of the unit's tensors that this rank will keep, if none is added to the unit.
+  /// Parts of the unit's tensors that this rank keeps; before sealing, those that it will keep if none is added.
   std::vector<Segment> kept(Unit const& unit) const {
     expect_of_engine(unit);
     return unit.kept(engine_->placement());
@@ -119,13 +119,13 @@ class Shards {
   /// @throws UsageError if another thread is inside one
   [[nodiscard]] detail::CallGuard::Turn enter(char const* call) const { return engine_->core_.calls.enter(call); }
 
-  /// An optimizer will read the gradient shards: seals the engine. @note Collective: the first time.
+  /// Seals the engine for an optimizer that reads the gradient shards. @note Collective: the first time.
   void attach_optimizer() const {
     auto const turn = enter("attach_optimizer");
     engine_->seal();
     engine_->core_.storage.lease_gradients();
   }
-  /// Writes of a unit's master shard: make it before they are enqueued on compute, and destroy it after. While it
+  /// A write of a unit's master shard: make it before the write is enqueued on compute, and destroy it after. While it
   /// lives, no update begins (nor another write, if state is offloaded), and no use of a unit begins or ends.
   class [[nodiscard]] Write {
    public:
@@ -150,9 +150,9 @@ class Shards {
     detail::OpenAccesses::Writing access_;
     int exceptions_ = std::uncaught_exceptions();
   };
-  /// An optimizer updates the unit: compute waits until its gradient shard is complete. When the scope ends, the
-  /// gradients are used, and the next backward pass begins new sums. A step is complete when each unit that has
-  /// a gradient (has_gradient) had an update scope, even if nothing changed. Before that, the engine refuses passes,
+  /// Begins an optimizer's update of the unit: compute waits until its gradient shard is complete. When the scope ends,
+  /// the gradients are used, and the next backward pass begins new sums. A step is complete when each unit that has a
+  /// gradient (has_gradient) had an update scope, even if nothing changed. Before that, the engine refuses passes,
   /// other steps, exports, saves and discard_gradients(), as after an exception between two units.
   /// @note Stream: reads of the gradient shard and writes of the master shard go to compute
   /// @throws UsageError without begin_step, if the unit is frozen, has no gradient, or was updated in this step
@@ -161,15 +161,14 @@ class Shards {
     gate().expect_update(unit.index());
     return Write(*this, unit, true);
   }
-  /// An import, an average of weights or the like writes the unit's master shard. @note Stream: compute
+  /// Begins a write of the unit's master shard by an import, an average of weights or the like. @note Stream: compute
   /// @throws UsageError before the engine is sealed
   Write write(Unit const& unit) const {
     expect_own(unit);
     return Write(*this, unit, false);
   }
 
-  /// Reads of all gradient shards, which may go on until the scope is destroyed. While it lives, no use of a unit
-  /// begins or ends.
+  /// A scope in which all gradient shards may be read. While it lives, no use of a unit begins or ends.
   class [[nodiscard]] Reading {
    public:
     Reading(Reading&&) = delete;
@@ -184,10 +183,10 @@ class Shards {
     detail::OpenAccesses::Reading access_;
     int exceptions_ = std::uncaught_exceptions();
   };
-  /// Compute waits until all gradient shards are complete.
+  /// Begins to read gradients: compute waits until all gradient shards are complete.
   Reading read_gradients() const { return Reading(*this); }
 
-  /// An optimizer's step begins.
+  /// Begins an optimizer's step.
   ///
   /// [Note: All ranks step, or none] If streams can fail, compute waits for the gradients of all units before the first
   /// update. An all-reduce of 0 elements then waits until all ranks have done so. So a task that throws before the
@@ -210,15 +209,15 @@ class Shards {
     gate().begin_updates();
     if (auto const& offload = engine_->core_.offload; offload) offload->begin_step();
   }
-  /// Compute waits for the unit's masters, if they are offloaded.
+  /// Makes compute wait for the unit's masters, if they are offloaded.
   void order_read(Unit const& unit) const {
     if (auto const& offload = engine_->core_.offload; offload) offload->order_read(unit.index());
   }
-  /// The calling thread waits until offloaded state is in host memory.
+  /// Blocks the calling thread until offloaded state is in host memory.
   void await_stores() const {
     if (auto const& offload = engine_->core_.offload; offload) offload->await_stores();
   }
-  /// For headers of the library: see EngineCore.
+  /// The engine's parts, for headers of the library: see EngineCore.
   auto& core() const { return engine_->core_; }
   /// The number of a use in the declared order. @throws UsageError if there is no such use, or it is another engine's
   std::size_t index_of(UseId use) const { return engine_->index_of(use); }
@@ -253,8 +252,8 @@ class Shards {
   auto& gather_communicator() const { return engine_->core_.executor.communicator(step::Group::gather); }
   auto& gather_stream() const { return engine_->core_.streams[StreamKind::gather]; }
 
-  /// The unit trains, and a backward pass since the last step has come to it; without paths, every unit that trains
-  /// has a gradient when a step begins. After begin_step: the step updates the unit, and has not yet.
+  /// Whether the unit trains, and a backward pass since the last step has come to it; without paths, every unit that
+  /// trains has a gradient when a step begins. After begin_step: the step updates the unit, and has not yet.
   bool has_gradient(Unit const& unit) const { return gate().has_gradient(unit.index()); }
 
   /// Number of waits for a late event: see [Note: Events]. It is 0 in all steps that the event planner covers.
@@ -281,7 +280,8 @@ class Shards {
   }
   void expect_of_engine(Unit const& unit) const {
     FSDP_EXPECTS(unit.index() < size() && &(*this)[unit.index()] == &unit,
-                 "rank {}: unit '{}' belongs to another engine", engine_->rank(), unit.name());
+                 "rank {}: unit '{}' belongs to another engine; pass a unit of this engine", engine_->rank(),
+                 unit.name());
   }
   void order_reading() const {
     for (auto const& operation : engine_->core_.program.norms) engine_->core_.executor.order(operation);

@@ -11,7 +11,8 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
-/// Optimizers, clip_grad_norm and exports call it before they begin. A call that throws has changed nothing.
+/// Checks before a step, a norm or an export. Optimizers, clip_grad_norm and exports call it before they begin. A call
+/// that throws has changed nothing.
 /// @tparam Passes  Passes of an engine, which must outlive it
 template <class Passes>
 class StepGate {
@@ -41,7 +42,7 @@ class StepGate {
                          "EngineOptions::without_gradient"
                    : passes_->freezes_parameters()
                        ? ": the last backward pass was inside frozen_parameters(), where it writes none"
-                       : "");
+                       : ": no backward pass since the last step or discard_gradients()");
     }
   }
   /// @throws UsageError unless every gradient shard holds the reduced gradients of some backward pass, which an
@@ -54,11 +55,13 @@ class StepGate {
       some = some || (passes_->units()[u]->trains() && passes_->contents()[u].is_readable());
     for (std::size_t u = 0; u < passes_->units().size(); ++u) {
       if (some && passes_->has_paths() && !passes_->contents()[u].waits()) continue;
-      FSDP_EXPECTS(passes_->sealed() && (!passes_->units()[u]->trains() || passes_->contents()[u].is_readable()),
-                   "rank {}: {}, but unit '{}' has no reduced gradients", rank_, what, passes_->units()[u]->name());
+      FSDP_EXPECTS(
+          passes_->sealed() && (!passes_->units()[u]->trains() || passes_->contents()[u].is_readable()),
+          "rank {}: {}, but unit '{}' has no reduced gradients; complete a backward pass that reduces them first",
+          rank_, what, passes_->units()[u]->name());
     }
   }
-  /// See Passes. @pre sealed
+  /// See Passes::has_gradient. @pre sealed
   bool has_gradient(std::size_t unit) const { return passes_->has_gradient(unit); }
   bool exports_gradient(std::size_t unit) const { return passes_->exports_gradient(unit); }
   void complete_gradients() const { passes_->complete_gradients(); }
@@ -67,7 +70,7 @@ class StepGate {
   /// @param what  the refused action, for the message
   void expect_at_rest(std::string_view what) const { passes_->expect_at_rest(what); }
 
-  /// An optimizer step begins: units that were gathered before it are dropped.
+  /// Begins an optimizer step: drops units that were gathered before it.
   /// @param measurement  of the norm whose factor it takes; 0: it takes none
   /// @throws UsageError if gradients are missing, the norm is not that of these gradients, or one that was to be
   /// limited is left out
@@ -80,7 +83,8 @@ class StepGate {
     forget_norm();
     stepped_with_ = measurement;
   }
-  /// Units are about to be updated. The step ends when all are; until then all but a load or an import is refused.
+  /// Begins the updates of units. The step ends when all are updated; until then all but a load or an import is
+  /// refused.
   void begin_updates() { to_update_ = passes_->begin_updates(); }
   /// @throws UsageError unless a step is under way in which the unit was not updated
   [[gnu::noinline]] void expect_update(std::size_t unit) const {
@@ -92,11 +96,11 @@ class StepGate {
                  "rank {}: unit '{}' was already updated in this step{}", rank_, updated.name(),
                  passes_->has_paths() ? ", or has no gradient: see Shards::has_gradient" : "");
   }
-  /// A unit's parameters have been updated.
+  /// Counts a unit whose parameters have been updated.
   void updated() {
     if (to_update_ > 0 && --to_update_ == 0) passes_->end_writing();
   }
-  /// The shards are about to be replaced, by `what`, and have been.
+  /// Called before and after `what` replaces the shards.
   void begin_replacing(std::string_view what) {
     expect_not_swapped(what);
     to_update_ = 0;
@@ -104,9 +108,9 @@ class StepGate {
   }
   void end_replacing() { passes_->end_writing(); }
 
-  /// The parameters of all units are replaced by others for a while: only evaluations and exports are allowed.
+  /// Records that averages replace the parameters of all units for a while: only evaluations and exports are allowed.
   void set_swapped(bool swapped) { passes_->set_swapped(swapped); }
-  /// @throws UsageError while they are
+  /// @throws UsageError while averages are in place
   void expect_not_swapped(std::string_view what) const { passes_->expect_not_swapped(what); }
 
   /// @return whether the last step took a norm, so that it may have been skipped
@@ -119,12 +123,12 @@ class StepGate {
     return stepped_with_ != 0;
   }
 
-  /// clip_grad_norm has measured the gradients as they are. @return the measurement's number
+  /// Records that clip_grad_norm has measured the gradients. @return the measurement's number
   std::uint64_t set_measured(bool limits) {
     norm_ = {++measurements_, passes_->backward_passes(), limits || (measured() && norm_.limits)};
     return measurements_;
   }
-  /// clip_grad_norm has measured the gradients, and they are still the same.
+  /// Whether clip_grad_norm has measured the gradients, and they have not changed since.
   bool measured() const { return norm_.of_pass == passes_->backward_passes(); }
   bool is_last_measurement(std::uint64_t measurement) const { return measurement == measurements_; }
   void forget_norm() { norm_ = {}; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory of an engine: everything that is allocated when it is sealed, and who gets which part of it.
+// Memory of an engine: all buffers that are allocated when it is sealed, and their division among units.
 #pragma once
 
 #include <cstddef>
@@ -22,13 +22,13 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
-/// A norm's shares, their sum over the world, and what comes of it. In device memory.
+/// State of the gradient norm, in device memory: its shares, their sum over the world, and the results.
 struct NormState {
   double* partials = nullptr;  ///< shares of this rank's slices, unit after unit
   double* parts = nullptr;     ///< digits of a sum (kernels::norm_digit_count), or of each rank its largest (world)
   ClipScalars* result = nullptr;
   Ticket ticket{};                    ///< the last all-reduce of `parts`
-  float const* loss_scale = nullptr;  ///< what gradients are scaled by; nullptr: nothing
+  float const* loss_scale = nullptr;  ///< scale of the gradients; nullptr: none
   bool scaler_steps = false;          ///< the optimizer is called by the owner of the scale
 };
 
@@ -43,9 +43,8 @@ class ShardStorage {
 
   ShardStorage(D const& device, MemoryAccount& account) : device_(device), account_(&account) {}
 
-  /// Allocates what `plan` says and hands it out.
-  /// Full-size buffers are allocated on the world communicator: every group split from it may then read its peers'
-  /// parts.
+  /// Allocates the memory of `plan`, and gives each unit its part. Full-size buffers are allocated on the world
+  /// communicator: every group split from it may then read its peers' parts.
   /// @note Collective: yes.
   [[gnu::cold]] void allocate(C& world, Units& units, Program const& program, MemoryPlan const& plan) {
     std::size_t reduced_bytes = 0, direct_bytes = 0;  // of gradient shards
@@ -92,7 +91,7 @@ class ShardStorage {
     for (auto* const memory : {&gather_, &reduce_, &direct_gradients_, &partial_, &scalars_}) *memory = {};
   }
 
-  /// Tells communicators which memory they move, where they want to know.
+  /// Registers memory with the communicators that move it, if they model RegistersMemory.
   /// @note Collective: yes, over each of them.
   [[gnu::cold]] void register_memory(Executor<C, P>& executor, std::optional<C>& scalars) {
     using step::Group;
@@ -166,7 +165,7 @@ class ShardStorage {
     }
   }
 
-  /// The gradient shards are in use from now on.
+  /// Counts the gradient shards as in use from now on.
   void lease_gradients() {
     if (!std::exchange(gradients_leased_, true))
       account_->lease(MemoryTag::gradients, static_cast<std::int64_t>(direct_gradients_.bytes() +
@@ -178,7 +177,7 @@ class ShardStorage {
   WrittenValues const& initial_values() const { return initial_values_; }
 
  private:
-  /// Values of the caller, of `type`. The calling thread waits for the copy.
+  /// Fills with values of the caller, of `type`. The calling thread waits for the copy.
   [[gnu::cold]] void fill(std::size_t number, Unit& unit, TensorInfo const& tensor, Segment const& part, void* to,
                           DType type, typename D::Stream& compute) {
     FixedArray<std::byte> values(static_cast<std::size_t>(part.count) * static_cast<std::size_t>(size_of(type)));

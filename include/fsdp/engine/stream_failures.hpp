@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of an engine's streams has failed, why, and whether a call has thrown that.
+// Finds failed streams of an engine, and records whether a call has thrown their failures.
 #pragma once
 
 #include "fsdp/concepts.hpp"
@@ -9,7 +9,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
-/// The streams of one rank's engine. Used by its host thread.
+/// Failures of the streams of one rank's engine. Used by its host thread.
 template <Device D>
 class StreamFailures {
  public:
@@ -21,7 +21,7 @@ class StreamFailures {
   void for_each_stream(Visit const& visit) {
     streams_->for_each(visit);
   }
-  /// nullptr: none. One that has failed by itself goes before those that peers have failed.
+  /// The stream to report: one that has failed by itself, else one that peers have failed; nullptr: none.
   [[gnu::cold]] Stream* failed_stream() {
     Stream* found = nullptr;
     for_each_stream([&](Stream& stream) {
@@ -30,7 +30,7 @@ class StreamFailures {
     });
     return found;
   }
-  /// Looks at the streams, and waits for nothing.
+  /// Checks the streams without waiting.
   /// @throws why one of them has failed: the cause, where there are failures that come of it
   void expect_whole() {
     if constexpr (TellsFailure<Stream>)
@@ -49,12 +49,12 @@ class StreamFailures {
       throw;
     }
   }
-  /// For a handler of a PeerError: see with_cause.
+  /// Throws the cause of a PeerError that was caught: see with_cause.
   [[gnu::cold]] void raise_cause() {
     told_ = true;
     for_each_stream([](Stream const& stream) { raise_own_failure(stream); });
   }
-  /// @return whether a call has thrown a failure, of a stream or of a peer
+  /// @return whether a call has thrown a stream's or a peer's failure
   bool was_told() {
     bool told = told_;
     if constexpr (TellsFailure<Stream>) for_each_stream([&](Stream const& stream) { told |= stream.was_told(); });

@@ -25,15 +25,15 @@ class Streams {
   }
   Streams(Streams&&) = delete;
 
-  /// Replicas need a stream of their own.
+  /// Adds the stream that replicas need.
   [[gnu::cold]] void add_replicate(D const& device) {
     if (streams_[index(StreamKind::replicate)] == nullptr) add(device, StreamKind::replicate);
   }
-  /// For offloading.
+  /// Adds the copy stream, for offloading.
   [[gnu::cold]] void add_copy(D const& device) {
     if (streams_[index(StreamKind::copy)] == nullptr) add(device, StreamKind::copy);
   }
-  /// nullptr: there is none.
+  /// The stream of a kind; nullptr: there is none.
   Stream* find(StreamKind kind) const { return streams_[index(kind)]; }
   /// @pre the stream exists
   Stream& operator[](StreamKind kind) const { return *streams_[index(kind)]; }

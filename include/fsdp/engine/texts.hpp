@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Texts that ranks exchange on the control plane: descriptions to compare, and a few doubles to average.
+// Texts of the control plane: descriptions that ranks compare, and a few doubles to average.
 #pragma once
 
 #include <cstddef>
@@ -25,14 +25,14 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
   return lines;
 }
 
-/// Answers with the first rank whose text differs from rank 0's; with nothing if all are equal.
+/// Answer of rank 0: the first rank whose text differs from rank 0's; "" if all are equal.
 [[gnu::cold]] inline std::string rank_that_differs(std::vector<std::string> const& texts) {
   for (std::size_t rank = 1; rank < texts.size(); ++rank)
     if (texts[rank] != texts[0]) return formatted("{}", rank);
   return {};
 }
 
-/// Answers with the first line that differs in two texts: rank 0's, and that of the only other rank that sends one.
+/// Answer of rank 0: the first line that differs in two texts, rank 0's and that of the only other rank that sends one.
 /// @param texts  "=" and the text of these two
 [[gnu::cold]] inline std::string line_that_differs(std::vector<std::string> const& texts) {
   std::size_t other = 1;
@@ -67,8 +67,8 @@ template <class Failure = ConfigError, class C>
   fail<Failure>("rank {}: ranks disagree: {}; expected the same on all ranks", world.rank(), lines);
 }
 
-/// Answers with "=" and the mean of what ranks send: doubles, added in the order of ranks, and a last line that must be
-/// equal. If one is not, with "!" and two that differ.
+/// Answer of rank 0: "=" and the mean of the ranks' doubles, added in the order of ranks; or, if their last lines
+/// differ, "!" and two that differ. If one is not, with "!" and two that differ.
 [[gnu::cold]] inline std::string mean_of(std::vector<std::string> const& texts) {
   auto const said = [](std::string const& text) { return std::string_view(text).substr(text.rfind('\n') + 1); };
   std::vector<double> mean(texts[0].rfind('\n') / sizeof(double)), theirs(mean.size());

@@ -27,14 +27,14 @@ class EngineTraces {
     auto const first_span = core().trace.next_span();
     core().attach_tracer(Owned<Traces>(new Traces(core().device, core().account, capacity, first_step, first_span)));
   }
-  /// Waits for all streams and returns the spans since start_trace or the last collection. @pre start_trace was called
+  /// Waits for all streams, and returns the spans since start_trace or the last collection. @pre start_trace was called
   std::vector<TraceSpan> collect_trace() {
     auto const turn = core().calls.enter("collect_trace");
     FSDP_EXPECTS(core().tracer, "rank {}: no trace was started; call start_trace first", engine().rank());
     engine().synchronize();
     return core().tracer->collect(*core().compute);
   }
-  /// Collects for the last time: from now on a trace costs a branch per span again.
+  /// Collects for the last time, and stops the trace: from now on it costs a branch per span.
   std::vector<TraceSpan> stop_trace() {
     auto const turn = core().calls.enter("stop_trace");
     auto spans = collect_trace();

@@ -14,14 +14,14 @@ namespace detail {
 
 /// [Note: Overloads that are refused] A braced list of options converts to nothing if one of its names is misspelt, and
 /// compilers then list every overload that there is. An overload with an ellipsis takes it, is worse than every other
-/// one, and is deleted: the error is one sentence, and the line that is cited with it says what to look for.
-/// Anything makes such an overload the worst where no argument is left for the ellipsis.
+/// one, and is deleted: the error is one sentence, and the cited line names the expected arguments.
+/// If no argument is left for `...`, a parameter of type Anything still ranks this overload last.
 struct Anything {
   template <class T>
   Anything(T&&);  // NOLINT(bugprone-forwarding-reference-overload): never defined
 };
 
-/// The reason for which a type is no Module.
+/// Reasons why a type is no Module.
 enum class ModuleFault : unsigned char { none, params, describe, constant, order, element, copy };
 
 template <class M>

@@ -50,11 +50,11 @@ constexpr WaitSite peers_site(StreamKind waiting, step::Group group) {
   return waiting == StreamKind::replicate ? WaitSite::replicate_scatter_peers : WaitSite::reduce_peers_read;
 }
 
-/// Communicators by group. Groups that a program does not use have none.
+/// Communicators, by group. Groups that a program does not use have none.
 template <Communicator C>
 using Groups = std::array<std::optional<C>, step::groups>;
 
-/// One rank's waits. An operation is ordered before it is enqueued, and noted after.
+/// Waits of one rank. An operation is ordered before it is enqueued, and noted after.
 template <Communicator C>
 class Waits {
  public:
@@ -83,14 +83,14 @@ class Waits {
     if (!operation.is_tracked()) return;
     if (auto const needs = hazards_.before(operation); needs.some()) enqueue(operation, needs);
   }
-  /// The operation was enqueued.
+  /// Notes an operation that was enqueued.
   /// @param ticket  of a collective
   void note(Operation const& operation, Ticket ticket = {}) {
     if (!operation.is_noted()) return;
     hazards_.after(operation, ticket.sequence);
     if (operation.is_recorded(flags_)) record(operation.stream);
   }
-  /// An exception has ended the operation; some of it may have been enqueued. Records no event.
+  /// Notes an operation that an exception has ended; some of it may have been enqueued. Records no event.
   void note_interrupted(Operation const& operation) noexcept {
     if (operation.is_noted()) hazards_.after(operation);
   }
@@ -107,7 +107,7 @@ class Waits {
   /// place of a lost element comes later.
   struct Events {
     std::vector<typename D::Event> ring;  ///< a power of two
-    FixedArray<step::Point> points;       ///< of these events
+    FixedArray<step::Point> points;       ///< by event
     std::vector<std::size_t> behind;      ///< a power of two; by number of an operation: the first event behind it
     std::size_t recorded = 0;             ///< events so far
     std::uint64_t last = 0;               ///< the last operation before an event

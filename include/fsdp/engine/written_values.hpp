@@ -22,7 +22,7 @@ class WrittenValues {
  public:
   explicit WrittenValues(std::size_t units = 0) : hashes_(units, 0) {}
 
-  /// The next values of the unit. In four lanes of 8 bytes, so that it takes little longer than reading them.
+  /// Adds the unit's next values. It hashes four lanes of 8 bytes, and takes little longer than reading the values.
   void add(std::size_t unit, std::span<std::byte const> bytes) {
     constexpr std::uint64_t odd = 0x9e3779b97f4a7c15u;
     std::array<std::uint64_t, 4> lanes{hashes_[unit] ^ bytes.size(), 1, 2, 3}, words{};
@@ -35,7 +35,7 @@ class WrittenValues {
     hashes_[unit] = lanes[0] ^ std::rotl(lanes[1], 16) ^ std::rotl(lanes[2], 32) ^ std::rotl(lanes[3], 48);
     some_ = true;
   }
-  /// For differing_replicas(): 16 characters a unit; empty if nothing was written.
+  /// Text for differing_replicas(): 16 characters for each unit; "" if nothing was written.
   [[gnu::cold]] std::string text() const {
     std::string all;
     if (some_)

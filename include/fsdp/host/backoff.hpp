@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the host waits: spin, yield, sleep on a futex; with a deadline, so that no wait hangs in silence.
+// Waits of the host: spin, yield, sleep on a futex, with a deadline.
 #pragma once
 
 #include <linux/futex.h>
@@ -26,8 +26,8 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::host {
 inline constexpr int wait_expired_exit_code = 70;      ///< the process ended because a wait missed its deadline
 inline constexpr int wait_terminated_exit_code = 143;  ///< the process ended because SIGTERM came during a wait
 
-/// How long a wait has lasted, and since when: "for 1.2 s, since 2026-11-22T13:00:00Z". After a stop of the process
-/// during the wait, that time of day is too late by the length of the stop.
+/// A text of a wait's duration and begin: "for 1.2 s, since 2026-11-22T13:00:00Z". After a stop of the process during
+/// the wait, that time of day is too late by the length of the stop.
 [[gnu::cold]] inline std::string elapsed_text(AwakeClock::duration waited) {
   auto const since = std::chrono::system_clock::to_time_t(
       std::chrono::system_clock::now() - std::chrono::duration_cast<std::chrono::system_clock::duration>(waited));
@@ -59,8 +59,8 @@ inline void relax() {
 }
 }  // namespace detail
 
-/// Sets how long a wait may last before the process reports it and ends (default: 10 minutes). Time in which the process
-/// is stopped counts as a second at most.
+/// Sets how long a wait may last before the process reports it and ends (default: 10 minutes). Time in which the
+/// process is stopped counts as a second at most.
 inline void set_wait_deadline(std::chrono::nanoseconds deadline) {
   FSDP_EXPECTS(deadline.count() > 0, "the deadline of waits must be positive, got {} ns", deadline.count());
   detail::wait_deadline_ns.store(deadline.count(), std::memory_order_relaxed);
@@ -69,7 +69,7 @@ inline std::chrono::nanoseconds wait_deadline() {
   return std::chrono::nanoseconds{detail::wait_deadline_ns.load(std::memory_order_relaxed)};
 }
 
-/// Marks the process as asked to end: threads that wait report what they wait for and end it. Async-signal-safe.
+/// Requests the end of the process: threads that wait report what they wait for and end it. Async-signal-safe.
 /// @param cause  what they name: a signal, say. It is kept, not copied
 inline void request_termination(char const* cause = "SIGTERM") noexcept {
   detail::termination_cause.store(cause, std::memory_order_relaxed);
@@ -93,7 +93,7 @@ inline void report_on_sigterm() {
   ::sigaction(SIGTERM, &action, nullptr);
 }
 
-/// Whether a futex word is used by threads of one process or through memory shared between processes.
+/// Users of a futex word: threads of one process, or several processes through shared memory.
 enum class FutexScope : unsigned char { process, shared };
 
 namespace detail {
@@ -112,8 +112,8 @@ inline void futex_wake_all(std::atomic<std::uint32_t> const& word, FutexScope sc
   ::syscall(SYS_futex, address(word), operation, 0x7fffffff, nullptr, nullptr, 0);
 }
 
-/// Prints what is awaited and ends the process. Other threads that wait get a moment to print theirs, and who knows
-/// which peers are missing (`reported`) prints instead.
+/// Prints what is awaited and ends the process. Other threads that wait get a moment to print theirs. If a thread knows
+/// which peers are missing (`reported`), it prints instead.
 [[noreturn, gnu::cold]] inline void give_up(std::string const& what, AwakeClock::duration waited, bool terminated) {
   std::this_thread::sleep_for(std::chrono::milliseconds{150});
   if (reported.load()) std::this_thread::sleep_for(an_hour);
@@ -181,12 +181,12 @@ class YieldPhase {
   std::chrono::steady_clock::time_point start_{};
 };
 
-/// One wait: call pause() until what is awaited has come. Spins first, then yields, then sleeps, so that ranks that
-/// outnumber the cores do not steal them from each other. While it sleeps it minds the deadline and SIGTERM.
+/// A wait: call pause() until its condition holds. Spins first, then yields, then sleeps, so that ranks that outnumber
+/// the cores do not steal them from each other. While it sleeps it minds the deadline and SIGTERM.
 class Backoff {
  public:
-  /// What ends a wait before its time: the deadline and SIGTERM; SIGTERM alone (waiting for work of any length);
-  /// nothing (an idle worker).
+  /// Causes that end a wait early: the deadline and SIGTERM; SIGTERM alone (waiting for work of any length); none (an
+  /// idle worker).
   enum class Limit : unsigned char { deadline, termination, none };
 
   explicit Backoff(Limit limit = Limit::deadline) : limit_(limit) {}
@@ -233,7 +233,7 @@ class Backoff {
     }
     sleepers.fetch_sub(1, std::memory_order_relaxed);
   }
-  /// Something has ended the wait before its time.
+  /// Whether the wait was ended early.
   bool is_over() const {
     if (limit_ == Limit::none) return false;
     auto const waited = AwakeClock::now() - start_;

@@ -19,10 +19,11 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::host {
 
-/// Model of fsdp::Device that needs no accelerator. Copy it freely.
+/// Model of fsdp::Device on the host. Copy it freely.
 ///
-/// Streams of normal priority have so many threads, which share each kernel's blocks: results are equal to the bit for
-/// any number, since a block's sums are its own. Streams of high priority, which move data for collectives, have one.
+/// Streams of normal priority have `threads` threads, which share each kernel's blocks: results are equal to the bit
+/// for any number, since a block's sums are its own. Streams of high priority, which move data for collectives, have
+/// one.
 struct Device {
   int threads = 1;  ///< of a compute stream
 
@@ -63,7 +64,7 @@ struct Device {
     });
   }
 
-  /// The memory can be accessed from now on, and from now on not. It must outlive the stream's work.
+  /// Makes the memory accessible, and inaccessible, at a point of the stream. It must outlive the stream's work.
   void open_async(Stream& stream, GuardedMemory const& memory) const { set_access(stream, memory, true); }
   void close_async(Stream& stream, GuardedMemory const& memory) const { set_access(stream, memory, false); }
 
@@ -101,7 +102,7 @@ struct Device {
     });
   }
   [[noreturn, gnu::cold, gnu::noinline]] static void refuse(Stream const& stream, std::int64_t blocks) {
-    fail<UsageError>("stream '{}': a kernel cannot run in {} blocks", stream.name(), blocks);
+    fail<UsageError>("stream '{}': expected 0 or more blocks for a kernel, got {}", stream.name(), blocks);
   }
 };
 

@@ -47,7 +47,7 @@ struct alignas(64) EventState {
     }
     static_cast<void>(reached(ticket, std::memory_order_acquire));
   }
-  /// Tickets from `ticket` on have this failure. Before complete().
+  /// Sets a failure for tickets from `ticket` on. Before complete().
   [[gnu::cold]] void fail(std::uint32_t ticket, FailureText& why) {
     if (failed_since.load(std::memory_order_relaxed) != 0) return;  // of an earlier ticket
     why.share();
@@ -59,15 +59,15 @@ struct alignas(64) EventState {
     auto const since = failed_since.load(std::memory_order_relaxed);
     return since != 0 && static_cast<std::int32_t>(ticket - static_cast<std::uint32_t>(since)) >= 0;
   }
-  /// For who waits. @param rank  that the event belongs to; negative: the waiter's own
+  /// The failure for a waiting stream or thread. @param rank  owner of the event; negative: the waiter's own
   /// @pre has_failed
   [[gnu::cold]] Failure failure_of_rank(int rank) const {
     auto const why = failure.load(std::memory_order_relaxed)->read();
     return rank < 0 ? why : peer_failure(rank, why);
   }
-  /// Somebody is told of it. @pre has_failed
+  /// Records that a call has thrown the failure. @pre has_failed
   [[gnu::cold]] void tell_failure() { failure.load(std::memory_order_relaxed)->tell(); }
-  /// Another stream will record. Host threads only. @pre idle
+  /// Removes the failure before another stream records. Host threads only. @pre idle
   void forget_failure() noexcept {
     if (failed_since.load(std::memory_order_relaxed) == 0) return;
     failed_since.store(0, std::memory_order_relaxed);
@@ -149,7 +149,7 @@ class Event {
   /// Whether record was ever called.
   bool recorded() const { return stream_ != nullptr; }
 
-  /// The event belongs to rank `rank`, and others wait for it: they fail with a PeerError that names the rank.
+  /// Sets the rank of the event, for which other ranks wait: they fail with a PeerError that names it.
   void set_rank(int rank) { rank_ = rank; }
 
  private:

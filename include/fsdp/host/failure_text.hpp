@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Why a host stream has failed, for the events that it records.
+// The failure of a host stream, shared with the events that it records.
 #pragma once
 
 #include <algorithm>
@@ -17,12 +17,12 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::host::detail {
 
-/// A Failure in memory that several flags of events share, beyond the stream's life. Written once by the stream's
-/// worker, before the first flag refers to it. As in [Note: Events are the only order], everything is relaxed, and the
-/// memory is used again and never freed. Texts are cut to 1,000 characters.
+/// A Failure in memory that flags of several events share. It outlives the stream. Written once by the stream's worker,
+/// before the first flag refers to it. As in [Note: Events are the only order], everything is relaxed, and the memory
+/// is used again and never freed. Texts are cut to 1,000 characters.
 class FailureText {
  public:
-  /// The worker writes it: nothing is allocated.
+  /// Writes the failure. The worker calls it: nothing is allocated.
   [[gnu::cold]] void write(Failure const& failure) {
     auto const size = std::min(failure.text.size(), most_text);
     for (std::size_t at = 0; at < size; at += sizeof(Word)) {
@@ -41,7 +41,7 @@ class FailureText {
     }
     return failure;
   }
-  /// Some call has thrown it.
+  /// Records that a call has thrown it.
   void tell() { told_.store(true, std::memory_order_relaxed); }
   bool was_told() const { return told_.load(std::memory_order_relaxed); }
   void share() { shares_.fetch_add(1, std::memory_order_relaxed); }

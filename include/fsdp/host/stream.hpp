@@ -53,8 +53,8 @@ class Stream {
   }
   /// A stream without a worker: tasks run at once on the calling thread, waits block it, exceptions pass to the caller.
   static Stream inline_stream(std::string_view name) { return Stream{std::make_unique<detail::StreamCore>(name)}; }
-  /// One inline stream for all threads: what the parts of a task enqueue their own work on, and nothing else. It knows
-  /// neither events nor waits.
+  /// The inline stream of all threads: parts of a task enqueue their own work on it, and nothing else. It knows neither
+  /// events nor waits.
   /// @pre first called by a host thread, not by a task
   static Stream& of_calling_thread() {
     static auto stream = inline_stream("calling thread");
@@ -160,12 +160,12 @@ class Stream {
                        [&] { return formatted("the host waits for stream '{}'", name()); });
   }
 
-  /// Why the stream has failed, as far as the worker has come; nullptr: it has not. Lives as long as the stream.
+  /// The failure of the stream, as far as the worker has come; nullptr: none. Lives as long as the stream.
   Failure const* failure() const { return core().is_known_failed() ? &core_->failure : nullptr; }
 
-  /// @throws that, as every call that enqueues does; nothing if the stream has not failed
+  /// Throws the stream's failure, if it has failed.
   void rethrow() const { core().rethrow(); }
-  /// Some call has thrown the failure, of this stream or of an event of it.
+  /// Whether a call has thrown the failure, of this stream or of an event of it.
   bool was_told() const { return core().is_known_failed() && core_->failure_text->was_told(); }
 
   /// Blocks the calling thread until the latest record of `event` is reached, on whichever stream.
@@ -204,7 +204,7 @@ class Stream {
   /// A callable that may be copied as bytes, by the function that calls it.
   [[gnu::noinline]] void enqueue_bytes(Team::Range call, std::int64_t parts, void* callable, std::size_t bytes) {
     auto& own = core();
-    FSDP_EXPECTS(parts >= 0, "stream '{}': a task cannot have {} parts", own.name, parts);
+    FSDP_EXPECTS(parts >= 0, "stream '{}': expected 0 or more parts for a task, got {}", own.name, parts);
     if (parts == 0) return;
     if (!own.worker.joinable()) {
       IeeeArithmetic const arithmetic;
@@ -215,7 +215,7 @@ class Stream {
     detail::BytesTask const task{call, parts};
     own.queue.push(detail::BytesTask::run, &task, sizeof task, callable, bytes);
   }
-  /// The worker. @param stream  its StreamCore
+  /// Main function of the worker. @param stream  its StreamCore
   static void work(void* stream) {
     auto& core = *static_cast<detail::StreamCore*>(stream);
     ::pthread_setname_np(::pthread_self(), core.name.substr(0, 15).c_str());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tasks of host streams, and what a stream's worker and its owner share.
+// Tasks of host streams, and the state shared by a stream's worker and its owner.
 #pragma once
 
 #include <array>
@@ -26,14 +26,14 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::host::detail {
 
-/// What a stream's worker and its owner share.
+/// State shared by a stream's worker and its owner.
 struct StreamCore {
   explicit StreamCore(std::string_view label) : name(label) {}
   StreamCore(StreamCore const&) = delete;
   ~StreamCore() { FailureTexts::give(failure_text); }
 
-  /// The stream has failed, for good: later tasks are skipped. Records and waits are not: who waits for a later record
-  /// fails too. The worker's.
+  /// Fails the stream for good: later tasks are skipped. Records and waits are not: who waits for a later record fails
+  /// too. Called by the worker.
   [[gnu::cold]] void fail(Failure why, std::exception_ptr thrown = nullptr) {
     if (has_failed()) return;
     failure = std::move(why);
@@ -41,9 +41,9 @@ struct StreamCore {
     failure_text->write(failure);
     failed.store(true, std::memory_order_release);
   }
-  /// For the worker.
+  /// Whether the stream has failed, for the worker.
   bool has_failed() const { return failed.load(std::memory_order_relaxed); }
-  /// For the host, which sees the failure.
+  /// Whether the stream has failed and the host sees the failure.
   bool is_known_failed() const { return has_failed() && failed.load(std::memory_order_acquire); }
   void rethrow() const {
     if (is_known_failed()) rethrow_error();
@@ -119,7 +119,7 @@ struct alignas(std::max_align_t) BytesTask {
     run_call(core, bytes.call, &bytes + 1, bytes.parts);
   }
 };
-/// A callable that wants to know why it is skipped.
+/// A callable that is told why it is skipped.
 template <class F>
 concept HearsFailure = requires(F& function, Failure const& why) {
   { function.skip(why) }

@@ -15,7 +15,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::host::detail {
 
 struct StreamCore;
 
-/// How a task is run. @param bytes  what was pushed with it, in memory of the worker's, aligned for any type
+/// A function that runs a task. @param bytes  the pushed bytes, in memory of the worker, aligned for any type
 using RunTask = void (*)(void* bytes, StreamCore&);
 
 /// An unbounded queue with one producer and one consumer. A task is a function and bytes for it, which are copied in
@@ -29,7 +29,7 @@ using RunTask = void (*)(void* bytes, StreamCore&);
 /// stores which depend on a load come after it on every processor.
 class TaskQueue {
  public:
-  static constexpr std::size_t most_bytes = 4096;  ///< that a task may have
+  static constexpr std::size_t most_bytes = 4096;  ///< of a task
 
   TaskQueue() : written_to_(new Ring(first_words)), read_from_(written_to_) {}
   TaskQueue(TaskQueue const&) = delete;
@@ -38,7 +38,7 @@ class TaskQueue {
     while (read_from_ != nullptr) drop_ring();
   }
 
-  /// Makes sure that the next push does not throw. Producer only. @pre bytes <= most_bytes
+  /// Reserves room for the next push, which then does not throw. Producer only. @pre bytes <= most_bytes
   void make_room(std::size_t bytes) {
     auto const words = words_for(bytes);
     auto const size = written_to_->size;
@@ -77,7 +77,7 @@ class TaskQueue {
   }
 
   /// Waits for the next task, and takes it out. Consumer only.
-  /// @param bytes  set to what was pushed with it, which stays there until the next pop
+  /// @param bytes  set to the pushed bytes, which stays there until the next pop
   RunTask pop(void*& bytes) {
     Backoff backoff{Backoff::Limit::none};
     for (;;) {
@@ -102,7 +102,7 @@ class TaskQueue {
  private:
   using Word = std::uint64_t;
 
-  // What a head says.
+  // Values of a head.
   static constexpr Word nothing = 0;      // yet
   static constexpr Word next_ring = 1;    // there is one, where the next task is
   static constexpr Word ring_begins = 2;  // anew: the next task is at its beginning
@@ -157,15 +157,15 @@ class TaskQueue {
     delete done;
   }
 
-  // The producer's.
+  // Members of the producer.
   alignas(64) Ring* written_to_;
   std::uint64_t written_ = 0;  // words, all rounds counted
   std::uint64_t freed_ = 0;    // of them may be overwritten, as far as is known
-  // The consumer's.
+  // Members of the consumer.
   alignas(64) Ring* read_from_;
   std::uint64_t read_ = 0;
   alignas(64) std::byte task_[most_bytes];
-  // Of both.
+  // Members of both.
   alignas(64) std::atomic<std::uint32_t> pushed_{0};
   std::atomic<std::uint32_t> sleepers_{0};
 };

@@ -77,7 +77,7 @@ class Team {
   /// @throws UsageError from inside a part of this team, or beside another thread: there is one job at a time
   void run(std::int64_t parts, Range range, void* job) {
     FSDP_EXPECTS(!busy_.exchange(true, std::memory_order_relaxed),
-                 "a part of a job, or another thread, cannot run a job on the same team");
+                 "this team already runs a job; neither a part of it nor another thread may start a second one");
     range_ = range;
     job_ = job;
     for (first_ = 0; first_ < parts && !failed_.load(std::memory_order_relaxed); first_ += most_parts)
@@ -86,7 +86,7 @@ class Team {
     if (failed_.exchange(false, std::memory_order_relaxed)) std::rethrow_exception(std::exchange(error_, nullptr));
   }
 
-  /// The same for a callable: f(part).
+  /// Runs a callable: f(part).
   template <class F>
   void run(std::int64_t parts, F const& f) {
     run(
@@ -108,7 +108,7 @@ class Team {
   void run_at_once(std::uint32_t parts) {
     parts_ = parts;
     state_.store(std::uint64_t{++number_} << 32 | parts, std::memory_order_release);
-    // As in TaskQueue: a barrier on the processor, none for ThreadSanitizer.
+    // A barrier on the processor, and none for ThreadSanitizer, as in TaskQueue.
     calls_.fetch_add(1, std::memory_order_relaxed);
     if (sleepers_.load(std::memory_order_relaxed) != 0) detail::futex_wake_all(calls_, FutexScope::process);
 
@@ -176,7 +176,7 @@ class Team {
   }
   static std::uint32_t left(std::uint64_t state) { return static_cast<std::uint32_t>(state); }
 
-  // What helpers look out for, and the job, which they look at once they have claimed a part of it.
+  // State that helpers poll, and the job, which they read once they have claimed a part of it.
   alignas(64) std::atomic<std::uint64_t> state_{0};  // the job's number, and below it how many of its parts are left
   std::atomic<std::uint32_t> calls_{0};              // changes whenever there is something for helpers
   std::atomic<std::uint32_t> sleepers_{0};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Block: what a single-source kernel is written against, and its model on the host.
+// The Block that single-source kernels are written against, and its model on the host.
 #pragma once
 
 #include <cstddef>
@@ -52,7 +52,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 struct SyncSite {
   char const* file = "";
   int line = 0;
-  /// The place of the call, or of the call that has this as its default argument.
+  /// Source location of the call, or of the call that has this as its default argument.
   FSDP_HD static constexpr SyncSite here(char const* file = __builtin_FILE(), int line = __builtin_LINE()) {
     return {file, line};
   }
@@ -65,7 +65,7 @@ concept RunsThreadBlocks = requires {
   requires D::thread_blocks;
 };
 
-/// Two sums, or what is added to them.
+/// Two sums, or two values to add.
 template <class T>
 struct Pair {
   T first, second;
@@ -76,7 +76,7 @@ struct Indices {
   std::int64_t first = 0;
 };
 
-/// The type that arithmetic on elements of type T is done in.
+/// The type for arithmetic on elements of type T.
 template <class T>
 struct ComputeTypeOf {
   using type = std::remove_cv_t<T>;
@@ -92,7 +92,7 @@ struct ComputeTypeOf<fp16> {
 template <class T>
 using Compute = typename ComputeTypeOf<std::remove_cv_t<T>>::type;
 
-/// Element as it is computed with.
+/// An element, converted to the type of its arithmetic.
 template <class T>
 FSDP_HD inline Compute<T> widen(T const& element) {
   return static_cast<Compute<T>>(element);
@@ -149,7 +149,7 @@ FSDP_HD inline void update_one(F const& f, Elements... elements) {
 template <class F, class... Views>
 using Result = std::remove_cvref_t<decltype(std::declval<F const&>()(load(std::declval<Views>(), 0)...))>;
 
-/// Start of a maximum.
+/// Start value of a maximum.
 template <class T>
 FSDP_HD constexpr T lowest() {
   if constexpr (std::is_same_v<T, float>) {
@@ -169,7 +169,7 @@ FSDP_HD constexpr T lowest() {
 /// Operations are always inlined: otherwise what a functor captures travels through memory, which a short row feels.
 struct HostBlock {
   static constexpr int lanes = 64;  ///< accumulators of a reduction
-  static constexpr int tail = 32;   ///< and of what is left over; GCC would unroll a loop of 16 into scalars
+  static constexpr int tail = 32;   ///< and of the rest; GCC would unroll a loop of 16 into scalars
 
   FSDP_HD constexpr int thread() const { return 0; }
   FSDP_HD constexpr int threads() const { return 1; }

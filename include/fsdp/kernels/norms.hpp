@@ -11,7 +11,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// Which norm clipping measures.
+/// Norm that clipping measures.
 enum class NormKind : unsigned char { l1, l2, inf };
 
 constexpr std::string_view name(NormKind kind) {
@@ -21,7 +21,7 @@ constexpr std::string_view name(NormKind kind) {
 /// Results of clipping, in device memory. Zero it before the first use.
 struct ClipScalars {
   double norm = 0.0;         ///< global gradient norm of the last step, of unscaled gradients
-  float factor = 1.0f;       ///< what the optimizer multiplies gradients by; -1: skip the step
+  float factor = 1.0f;       ///< factor for gradients; -1: skip the step
   std::int64_t skipped = 0;  ///< optimizer steps skipped so far
 };
 
@@ -230,8 +230,8 @@ void count_skipped(D const& device, typename D::Stream& stream, ClipScalars* ste
   device.launch(stream, 1, detail::CountSkipped{}, step);
 }
 
-/// After a step: a skipped one multiplies the scale by `backoff`, every `interval` steps taken in a row by `growth`
-/// unless that overflows.
+/// Adapts the scale after a step: a skipped step multiplies it by `backoff`, every `interval` steps taken in a row by
+/// `growth` unless that overflows.
 template <Device D>
 void update_scale(D const& device, typename D::Stream& stream, ClipScalars const* step, float growth, float backoff,
                   std::int32_t interval, LossScale* state) {

@@ -157,8 +157,8 @@ void begin_step(D const& device, typename D::Stream& stream, OptimizerStep* step
   device.launch(stream, 1, detail::BeginStep{}, step, learning_rate, beta1, beta2, clip);
 }
 
-/// One AdamW step over a flat shard, with decoupled weight decay per chunk (Loshchilov and Hutter, arXiv:1711.05101).
-/// Arithmetic is fp32; parameters and moments are rounded as they are stored.
+/// Takes an AdamW step over a flat shard, with decoupled weight decay per chunk (Loshchilov and Hutter,
+/// arXiv:1711.05101). Arithmetic is fp32; parameters and moments are rounded as they are stored.
 /// @tparam Stochastic  stochastic rounding instead of to nearest even: see [Note: Stochastic rounding]
 /// @param chunks  chunk_count disjoint chunks, in memory of the device
 /// @param p, g  parameters and gradients: chunks begin at `begin`
@@ -170,7 +170,7 @@ void adamw(D const& device, typename D::Stream& stream, OptimizerChunk const* ch
     device.launch(stream, chunk_count, detail::AdamW<Stochastic>{}, chunks, step, scalars, p, g, m, v, seed);
 }
 
-/// One SGD step over a flat shard: weight decay is added to the gradient, then momentum, as in PyTorch's SGD.
+/// Takes an SGD step over a flat shard: weight decay is added to the gradient, then momentum, as in PyTorch's SGD.
 /// @param momentum  velocities, zero before the first step; null for plain SGD
 template <bool Stochastic = false, Device D, class P>
 void sgd(D const& device, typename D::Stream& stream, OptimizerChunk const* chunks, std::int64_t chunk_count,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counter-based random numbers: the value of element i depends on its index and its key, never on who asks.
+// Counter-based random numbers: the value of element i depends on its index and its key only.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// Four 32-bit words: a counter, or what Philox makes of it.
+/// Four 32-bit words: a counter of Philox, or its result.
 struct Words {
   std::uint32_t a, b, c, d;
 };
@@ -88,7 +88,7 @@ FSDP_HD inline void each_random(HostBlock const&, std::int64_t n, RandomSequence
   }
 }
 
-/// The same for a Block of several threads.
+/// Makes and stores random elements with a Block of several threads.
 template <class Block, class Make, class Store>
 FSDP_HD inline void each_random(Block const& block, std::int64_t n, RandomSequence sequence, std::int64_t first,
                                 Make make, Store store) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stochastic rounding to bf16 and fp16, by random bits that depend on seed, step and element alone.
+// Stochastic rounding to bf16 and fp16. Random bits depend only on seed, step and element.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,8 @@ FSDP_HD inline std::uint64_t bits(std::uint64_t key, std::int64_t element) {
   return mix((static_cast<std::uint64_t>(element) * 0x9e3779b97f4a7c15ull) ^ key);
 }
 
-/// One of the two neighbours of `value` in T, as fp32; a value of T stays itself. Below 2^-14 fp16 draws on 2^-40.
+/// Rounds to one of the two neighbours of `value` in T, as fp32; a value of T stays itself. Below 2^-14 fp16 draws on
+/// 2^-40.
 /// @param random  16 random bits
 template <class T>
 FSDP_HD inline float stochastic(float value, std::uint32_t random) {

@@ -20,9 +20,9 @@ struct AdamWOptions {
   float beta1 = 0.9f;
   float beta2 = 0.999f;
   float eps = 1e-8f;
-  float weight_decay = 0.01f;        ///< of tensors whose TensorOptions::decay is set
-  bool stochastic_rounding = false;  ///< of masters and moments narrower than fp32: [Note: Stochastic rounding]
-  std::uint64_t seed = 0;            ///< of stochastic rounding; the same on every rank
+  float weight_decay = 0.01f;        ///< applies to tensors whose TensorOptions::decay is set
+  bool stochastic_rounding = false;  ///< rounds masters and moments narrower than fp32: [Note: Stochastic rounding]
+  std::uint64_t seed = 0;            ///< seeds stochastic rounding; equal on all ranks
 };
 
 /// Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
@@ -40,7 +40,7 @@ class AdamW {
   /// @note Collective: yes.
   explicit AdamW(E& engine, AdamWOptions const& options = {}, ParamGroups groups = {})
       : AdamW(engine, TensorSelection::all(), options, std::move(groups)) {}
-  /// @param tensors  that it owns: fsdp::matching("head.*"), muon.rest(). Optimizers that own all tensors together step
+  /// @param tensors  its tensors: fsdp::matching("head.*"), muon.rest(). Optimizers that own all tensors together step
   /// as fsdp::Optimizers
   /// @param groups  settings of some of them
   /// @throws UsageError as above, and if a pattern matches no tensor that trains
@@ -61,7 +61,7 @@ class AdamW {
   void step() { step(options_.lr); }
   void step(GradNorm<E> const& norm) { step(options_.lr, norm); }
 
-  /// One step over all units with learning rate `lr`.
+  /// Takes a step over all units with learning rate `lr`.
   /// @param norm  of clip_grad_norm: gradients are multiplied by the factor that it decided. A step that clipping skips
   /// changes nothing, nor the bias correction of later ones
   /// @throws UsageError if a unit has no reduced gradients, a backward pass is left half-way, the norm is not that of
@@ -74,7 +74,7 @@ class AdamW {
     state_.step(lr, norm, [this](auto& unit) { update(unit); });
   }
 
-  // Parts of a step, for fsdp::Optimizers: optim/optimizers.hpp says what each is.
+  // Parts of a step, for fsdp::Optimizers: see OptimizerPart.
   void begin_step(float lr, ClipScalars const* clip) { state_.begin_step(lr, clip); }
   void update(typename E::Unit& unit) {
     state_.for_each_part(unit, [&](auto const& part) {
@@ -85,7 +85,7 @@ class AdamW {
     });
   }
   bool owns(TensorInfo const& tensor) const { return state_.owns(tensor); }
-  /// The tensors of `among` that it does not own.
+  /// The tensors of `among` that this optimizer does not own.
   TensorSelection rest(TensorSelection among = TensorSelection::all()) const { return state_.rest(std::move(among)); }
 
   E& engine() const { return state_.engine(); }
@@ -93,7 +93,7 @@ class AdamW {
   std::int64_t steps() const { return state_.steps(); }
   AdamWOptions const& options() const { return options_; }
 
-  // What a checkpoint keeps: fsdp::checkpoint::Checkpointable says what each is.
+  // State for checkpoints: see fsdp::checkpoint::Checkpointable.
   static constexpr std::string_view name() { return "AdamW"; }
   static std::vector<std::string_view> state_names() { return {"exp_avg", "exp_avg_sq"}; }
   Moment* state(std::size_t which, std::size_t unit) const { return state_.moment(which, unit); }

@@ -36,7 +36,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 /// must outlive it. Moving it moves no memory.
 template <class E>
 class Ema {
-  /// Stays where it is when the Ema is moved, and as long as a swap lasts.
+  /// State of an Ema. It stays in place when the Ema is moved, and as long as a swap lasts.
   struct State {
     [[gnu::cold]] State(E& of, std::string_view called) : engine(&of), name(called) {
       auto const shards = engine->shards();
@@ -63,7 +63,7 @@ class Ema {
     E* engine;
     std::string name;
     std::int64_t updates = 0;
-    detail::FixedArray<std::int64_t> offsets;  ///< of each unit's averages; one more than there are
+    detail::FixedArray<std::int64_t> offsets;  ///< of each unit's averages; one more for the end
     AccountedMemory<typename E::Device const> averages;
   };
 
@@ -85,7 +85,7 @@ class Ema {
   Ema(E&, ...) = delete;  // fsdp: expected (engine[, decay[, name]])
 
   void update() { update(decay_); }
-  /// Each average becomes decay * average + (1 - decay) * weight, unless clipping or a GradScaler skipped the last
+  /// Updates each average to decay * average + (1 - decay) * weight, unless clipping or a GradScaler skipped the last
   /// step. Call it once after each step.
   /// @throws UsageError unless 0 <= decay < 1; inside a use, an evaluation or swap(), or half-way through a step; or if
   /// clip_grad_norm has measured since the step: then it is not known any more whether the step was skipped
@@ -111,7 +111,7 @@ class Ema {
     });
     ++state().updates;
   }
-  /// The averages become the weights as they are. @note Stream: on compute
+  /// Sets the averages to the weights. @note Stream: on compute
   void reset() {
     auto& now = state();
     auto& of = *now.engine;
@@ -127,11 +127,11 @@ class Ema {
     now.updates = 0;
   }
 
-  /// While it lives, the model has the averages, rounded where masters are narrower than fp32, and the weights wait.
+  /// A scope in which the model has the averages, rounded where masters are narrower than fp32, and the weights wait.
   class [[nodiscard]] Swapped {
    public:
     Swapped(Swapped&&) = delete;
-    /// The weights are back, bit by bit. A forward pass under way is dropped; if a use is open, its end throws a
+    /// Restores the weights, bit by bit. A forward pass under way is dropped; if a use is open, its end throws a
     /// UsageError.
     /// @throws what enqueueing throws, unless another exception is on its way. The parameters are not whole then: load
     /// a checkpoint, or import them
@@ -152,8 +152,8 @@ class Ema {
     AccountedMemory<typename E::Device const> kept_;  ///< masters that are narrower than fp32
     int exceptions_ = std::uncaught_exceptions();
   };
-  /// Evaluate or export inside. Until the result ends, backward passes, optimizer steps, imports, saves, loads and
-  /// updates throw.
+  /// Replaces the weights by the averages while the result lives: evaluate or export inside. Until it ends, backward
+  /// passes, optimizer steps, imports, saves, loads and updates throw.
   /// @throws UsageError inside a use, an evaluation or another swap(), or half-way through a step. A forward pass under
   /// way is forgotten
   /// @note Stream: on compute; the next gather of a unit waits for its averages. No memory for fp32 masters; for
@@ -164,7 +164,7 @@ class Ema {
   E& engine() const { return *state().engine; }
   float decay() const { return decay_; }
 
-  // What a checkpoint keeps: fsdp::checkpoint::Checkpointable says what each is.
+  // State for checkpoints: see fsdp::checkpoint::Checkpointable.
   std::string_view name() const { return state().name; }
   static std::vector<std::string_view> state_names() { return {"average"}; }
   /// A unit's averages, laid out as its shard; nullptr if it is frozen.
@@ -219,7 +219,7 @@ class Ema {
     if (kept) engine.device().synchronize(engine.compute());  // the copy is freed now
   }
 
-  /// Averages and masters change places; of masters that are narrower than fp32, a copy waits at `kept`.
+  /// Exchanges averages and masters. Masters that are narrower than fp32 are copied to `kept`.
   /// @param in  the averages become the masters; false: the masters come back
   [[gnu::cold]] static void exchange(State& state, std::byte* kept, bool in) {
     auto& engine = *state.engine;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What clip_grad_norm has measured, and optimizers clip by.
+// The result of clip_grad_norm, which optimizers clip by.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// A norm that clip_grad_norm has measured, and the factor that it has decided: a value with an identity, whose numbers
-/// stay in device memory until they are read. An optimizer's step takes it once. By default it is none: a step that is
-/// given that clips nothing.
+/// The norm and the clipping factor that clip_grad_norm computed. The numbers stay in device memory until they
+/// are read. An optimizer's step takes the object once. A default-constructed one is empty: a step with it clips
+/// nothing.
 template <class E>
 class GradNorm {
  public:

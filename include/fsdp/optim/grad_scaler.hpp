@@ -69,7 +69,7 @@ class GradScaler {
     if (memory_) engine_->shards().norm().loss_scale = nullptr;
   }
 
-  /// Where the scale is, in device memory. Work on compute may read it.
+  /// The address of the scale in device memory. Work on compute may read it.
   float const* scale() const { return &on_device()->scale; }
   /// The scale. @note Waits for compute.
   float value() const { return state().scale; }
@@ -85,7 +85,7 @@ class GradScaler {
                                                                        GradNorm<E> measured = {}) {
     step_with(optimizer, lr, measured);
   }
-  /// The same with fsdp::Optimizers: `scaler.step(both, {0.02f, lr}, norm)`.
+  /// Steps fsdp::Optimizers: `scaler.step(both, {0.02f, lr}, norm)`.
   template <class Optimizers>
   void step(Optimizers& optimizers, typename Optimizers::LearningRates const& rates, GradNorm<E> measured = {}) {
     step_with(optimizers, rates, measured);
@@ -108,7 +108,8 @@ class GradScaler {
     return now;
   }
   /// Continues from a state().
-  /// @throws UsageError if the scale is not finite and positive, or the count is negative; ConfigError if ranks' differ
+  /// @throws UsageError if the scale is not finite and positive, or the count is negative; ConfigError if ranks give
+  /// different states
   /// @note Collective: yes. Waits for compute.
   void load_state(LossScale state) {
     auto const turn = engine_->shards().enter("GradScaler::load_state");

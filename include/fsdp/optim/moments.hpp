@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of an optimizer's moments: on the device, or in host memory.
+// Memory of an optimizer's moments, on the device or in host memory.
 #pragma once
 
 #include <cstddef>
@@ -51,15 +51,15 @@ class Moments {
     host_ = nullptr;
   }
 
-  /// The optimizer takes the step that has begun.
+  /// Adds the optimizer to the step that has begun.
   void begin_step() {
     if (host_ != nullptr) host_->steps = true;
   }
-  /// A unit's moment `which`, in its update.
+  /// A unit's moment `which`, during its update.
   T* at(std::int64_t which, std::size_t unit) const {
     return host_ != nullptr ? reinterpret_cast<T*>(host_->staged[unit]) + which * size(unit) : home(which, unit);
   }
-  /// The same between steps; nullptr if there are none. @pre Shards::await_stores
+  /// A unit's moment `which` between steps; nullptr if there are none. @pre Shards::await_stores
   T* home(std::int64_t which, std::size_t unit) const {
     if (elements_ == 0 || count_ == 0) return nullptr;
     if (host_ != nullptr) return reinterpret_cast<T*>(host_->home(unit)) + which * size(unit);
@@ -71,7 +71,7 @@ class Moments {
 
   int count_;
   std::int64_t elements_;                             ///< of one moment
-  FixedArray<std::int64_t> starts_;                   ///< of each unit's elements; one more than there are
+  FixedArray<std::int64_t> starts_;                   ///< of each unit's elements; one more for the end
   AccountedMemory<typename E::Device const> device_;  ///< all moments, or two slots
   HostMoments* host_ = nullptr;                       ///< nullptr: they are in device memory
 };

@@ -23,7 +23,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// How the size of a matrix's update depends on its shape.
+/// Scale of a matrix's update by its shape.
 enum class MuonScale : unsigned char {
   original,        ///< times sqrt(max(1, rows / columns)), as in K. Jordan's Muon
   match_rms_adamw  ///< times 0.2 sqrt(max(rows, columns)), so that AdamW's learning rate and decay fit
@@ -38,8 +38,8 @@ struct MuonOptions {
   int iterations = 5;         ///< of Newton-Schulz
   float eps = 1e-7f;          ///< smallest Frobenius norm that a matrix is divided by
   MuonScale scale = MuonScale::original;
-  bool stochastic_rounding = false;  ///< of masters narrower than fp32: [Note: Stochastic rounding]
-  std::uint64_t seed = 0;            ///< of stochastic rounding; the same on every rank
+  bool stochastic_rounding = false;  ///< rounds masters narrower than fp32: [Note: Stochastic rounding]
+  std::uint64_t seed = 0;            ///< seeds stochastic rounding; equal on all ranks
 };
 
 /// Muon (K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024): the momentum of each
@@ -83,7 +83,7 @@ class Muon {
 
   void step() { step(options_.lr); }
   void step(GradNorm<E> const& norm) { step(options_.lr, norm); }
-  /// One step, if all tensors that train are its matrices. Else Optimizers steps: see there.
+  /// Takes a step. All tensors that train must be its matrices; otherwise use Optimizers.
   /// @throws UsageError as AdamW::step
   /// @note Stream: on compute, and collectives on the gather stream, each ordered with the other.
   /// @note Collective: for each unit with a matrix that several ranks share, an all-gather and a reduce-scatter of the
@@ -92,7 +92,7 @@ class Muon {
     state_.step(lr, norm, [this](auto& unit) { update(unit); });
   }
 
-  // Parts of a step, for fsdp::Optimizers: optim/optimizers.hpp says what each is.
+  // Parts of a step, for fsdp::Optimizers: see OptimizerPart.
   void begin_step(float lr, ClipScalars const* clip) { state_.begin_step(lr, clip); }
   void update(typename E::Unit& unit) {
     auto const& work = work_[unit.index()];
@@ -143,7 +143,7 @@ class Muon {
     });
   }
   bool owns(TensorInfo const& tensor) const { return state_.owns(tensor); }
-  /// The tensors of `among` that it does not own.
+  /// The tensors of `among` that this optimizer does not own.
   TensorSelection rest(TensorSelection among = TensorSelection::all()) const { return state_.rest(std::move(among)); }
 
   E& engine() const { return state_.engine(); }
@@ -151,7 +151,7 @@ class Muon {
   std::int64_t steps() const { return state_.steps(); }
   MuonOptions const& options() const { return options_; }
 
-  // What a checkpoint keeps: fsdp::checkpoint::Checkpointable says what each is.
+  // State for checkpoints: see fsdp::checkpoint::Checkpointable.
   static constexpr std::string_view name() { return "Muon"; }
   static std::vector<std::string_view> state_names() { return {"momentum_buffer"}; }
   float* state(std::size_t which, std::size_t unit) const { return state_.moment(which, unit); }
@@ -182,7 +182,7 @@ class Muon {
     Ticket gather{}, scatter{};
     explicit Buffers(Device const& device) : computed(device.make_event()), exchanged(device.make_event()) {}
   };
-  /// On a unit.
+  /// Work on a unit.
   struct Work {
     bool some = false;             ///< some rank has a matrix to orthogonalise
     std::vector<std::size_t> own;  ///< tensors that this rank orthogonalises
@@ -219,11 +219,11 @@ class Muon {
         some = some || tensor.shape.size() == 2;
         if (tensor.shape.size() != 2) tensors.remove(tensor.name);
       }
-    FSDP_EXPECTS(some, "rank {}: Muon: no tensor that trains and has two dimensions is among its tensors: {}",
+    FSDP_EXPECTS(some, "rank {}: Muon: expected a tensor that trains and has two dimensions, got none among: {}",
                  engine.rank(), text);
     return tensors;
   }
-  /// See [Note: Whole matrices].
+  /// Divides the matrices over ranks: see [Note: Whole matrices].
   [[gnu::cold]] void deal_out() {
     auto const shards = engine().shards();
     work_ = detail::FixedArray<Work>(shards.size());

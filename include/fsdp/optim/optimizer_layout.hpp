@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where an optimizer's moments lie, and the chunks that its kernels update.
+// Layout of an optimizer's moments, and the chunks that its kernels update.
 #pragma once
 
 #include <cstddef>
@@ -61,7 +61,7 @@ class OptimizerLayout {
     return among;
   }
 
-  /// Of all launches; more may follow, which no launch has.
+  /// Chunks of all launches. Chunks past those of the last launch are unused.
   FixedArray<OptimizerChunk> const& chunks() const { return chunks_; }
   /// Distinct settings. At least one.
   FixedArray<TensorSettings> const& groups() const { return groups_; }
@@ -71,13 +71,13 @@ class OptimizerLayout {
   std::size_t units() const { return units_.size(); }
   /// Elements of each moment.
   std::int64_t elements() const { return places_.back().offset; }
-  /// Of a unit's elements in each moment; of the last unit + 1: their end.
+  /// Offset of a unit's elements in each moment; for the last unit + 1, their end.
   std::int64_t offset(std::size_t unit) const { return places_[unit].offset; }
   /// The place of a part of the unit's shard among the unit's elements. @pre the optimizer owns its tensor
   [[gnu::cold]] std::int64_t place(std::size_t unit, Segment const& part) const {
     return part.offset + shift(unit, part.tensor);
   }
-  /// The unit trains, and the optimizer owns all its tensors.
+  /// Whether the unit trains, and the optimizer owns all its tensors.
   [[gnu::cold]] bool owns_all(std::size_t unit) const {
     bool all = !units_[unit].frozen;
     for (auto const& tensor : units_[unit].layout->tensors()) all = all && owns(tensor.name);
@@ -95,8 +95,8 @@ class OptimizerLayout {
     return of.layout->segments(of.frozen ? Range{} : of.shard);
   }
   TensorInfo const& tensor(std::size_t unit, std::size_t index) const { return units_[unit].layout->tensors()[index]; }
-  /// What is added to an element's place in the unit's shard to get its place in the unit's moments. With a tensor past
-  /// the last one: the end of the unit's moments.
+  /// The difference of an element's place in the unit's moments and in its shard. With a tensor past the last one: the
+  /// end of the unit's moments.
   [[gnu::cold]] std::int64_t shift(std::size_t unit, std::size_t tensor) const {
     if (owns_all(unit)) return 0;
     std::int64_t place = 0;
@@ -158,7 +158,7 @@ class OptimizerLayout {
   OwnedTensors owned_;
   FixedArray<OwnedUnit> units_;
   FixedArray<TensorSettings> groups_;
-  FixedArray<Place> places_;  ///< by unit; one more than there are
+  FixedArray<Place> places_;  ///< by unit; one more for the end
   FixedArray<Launch> launches_;
   FixedArray<OptimizerChunk> chunks_;
   std::string left_out_;

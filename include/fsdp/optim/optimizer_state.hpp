@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every optimizer on flat shards keeps and does: moments, chunks, a step's scalars, the walk over the units.
+// State and steps of an optimizer on flat shards: moments, chunks, a step's scalars, the loop over units.
 #pragma once
 
 #include <cstddef>
@@ -45,7 +45,7 @@ class OptimizerState {
     std::size_t unit;
     float first, second;  ///< beta1 and beta2; or momentum
   };
-  /// Something is narrower than fp32, so that stochastic rounding means something.
+  /// Whether some type is narrower than fp32, so that stochastic rounding has an effect.
   static constexpr bool narrow = !std::is_same_v<typename E::Master, float> || !std::is_same_v<Moment, float>;
 
   /// Seals the engine, and takes memory for `moments` values per element of the shards.
@@ -93,7 +93,7 @@ class OptimizerState {
                  "{}: the learning rate must be finite and not negative, got {}", optimizer, learning_rate);
   }
 
-  /// A step with this optimizer alone: calls `update(unit)` for every unit that trains, to enqueue its kernels on
+  /// Takes a step with this optimizer alone: calls `update(unit)` for every unit that trains, to enqueue its kernels on
   /// compute.
   /// @param clip  gradients are multiplied by the factor that it decided
   /// @throws UsageError on a learning rate out of range, a tensor that another optimizer must own, a unit without
@@ -136,9 +136,10 @@ class OptimizerState {
   bool owns(TensorInfo const& tensor) const { return layout_->owns(tensor.name); }
   TensorSelection rest(TensorSelection among) const { return layout_->rest(std::move(among)); }
 
-  /// A unit's moment `which`, in its update; nullptr if there are none.
+  /// A unit's moment `which`, during its update; nullptr if there are none.
   Moment* moment(std::int64_t which, Part const& part) const { return moments_->at(which, part.unit); }
-  /// The same between steps, laid out as the unit's shard; nullptr if the optimizer does not own all its tensors.
+  /// A unit's moment `which` between steps, laid out as the unit's shard; nullptr if the optimizer does not own all its
+  /// tensors.
   /// @note Waits for stores.
   [[gnu::cold]] Moment* moment(std::size_t which, std::size_t unit) const {
     engine().shards().await_stores();

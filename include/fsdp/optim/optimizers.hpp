@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One step by several optimizers, each of which owns some tensors.
+// A step by several optimizers, each of which owns some tensors.
 #pragma once
 
 #include <array>
@@ -101,7 +101,7 @@ class Optimizers {
     detail::expect_equal_texts(engine.world(), text, "owners of tensors");
   }
 
-  /// One step over all units.
+  /// Takes a step over all units.
   /// @param rates  a learning rate for each optimizer
   /// @param norm  of clip_grad_norm, over the gradients of all tensors
   /// @throws UsageError as AdamW::step; a step that is refused changes nothing
@@ -118,7 +118,7 @@ class Optimizers {
     for_each_part([&](auto& part) { part.begin_step(rates[i++], clip); });
     detail::update_units(shards, [this](auto& unit) { this->for_each_part([&](auto& part) { part.update(unit); }); });
   }
-  /// The same with the learning rates of the optimizers' options: each has a member options().lr.
+  /// Takes a step with the learning rates of the optimizers' options: each has a member options().lr.
   void step(GradNorm<E> const& norm = {}) {
     static_assert(
         detail::HasLearningRate<First> && (detail::HasLearningRate<More> && ...),

@@ -15,8 +15,8 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// The products of Newton-Schulz iterations by a kernel of the library. Give Muon a type like it to use cuBLAS or
-/// OpenBLAS: on every rank, and for any address, a product must have the same bits.
+/// Matrix products for Newton-Schulz iterations, by a kernel of the library. Give Muon a type with this interface to
+/// use cuBLAS or OpenBLAS: on every rank, and for any address, a product must have the same bits.
 struct BlockProducts {
   /// Enqueues C = alpha A B + beta C: see kernels::product.
   template <class D>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameter groups: settings of some tensors in place of an optimizer's own.
+// Parameter groups: settings of some tensors that replace an optimizer's own.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// Settings of the tensors that match a pattern. Those that are not set are the optimizer's. If a tensor matches
-/// several groups, each sets what it has, and later groups override earlier ones.
+/// Settings of the tensors that match a pattern. Unset members are the optimizer's. If a tensor matches several groups,
+/// each sets what it has, and later groups override earlier ones.
 struct ParamGroup {
   std::string tensors;                    ///< pattern of full names: see matches()
   std::optional<float> lr_scale{};        ///< times the learning rate of each step; 0: the tensors stay as they are
@@ -56,13 +56,13 @@ struct TensorSettings {
   float lr_scale = 1.0f;
   float first = 0.0f, second = 0.0f;  ///< beta1 and beta2; or momentum
 
-  /// The tensors can be updated by one launch of a kernel. Weight decay is a matter of each chunk.
+  /// Whether one launch of a kernel can update both tensors. Weight decay is a matter of each chunk.
   bool same_launch(TensorSettings const& other) const {
     return lr_scale == other.lr_scale && first == other.first && second == other.second;
   }
 };
 
-/// A unit of an engine, for what optimizers make of it.
+/// A unit of an engine, as optimizers see it.
 struct OwnedUnit {
   FlatLayout const* layout = nullptr;
   Range shard{};
@@ -107,7 +107,7 @@ class OwnedTensors {
     return some;
   }
 
-  /// The same on all ranks.
+  /// A description that is equal on all ranks.
   [[gnu::cold]] std::string text() const {
     auto text = formatted("tensors {}", selection_.text());
     auto const add = [&](char const* what, std::optional<float> value) {

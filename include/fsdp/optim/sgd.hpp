@@ -20,8 +20,8 @@ struct SgdOptions {
   float momentum = 0.0f;             ///< 0: no momentum, and no memory for it
   bool nesterov = false;             ///< Nesterov momentum
   float weight_decay = 0.0f;         ///< L2 penalty of tensors whose TensorOptions::decay is set
-  bool stochastic_rounding = false;  ///< of masters narrower than fp32: [Note: Stochastic rounding]
-  std::uint64_t seed = 0;            ///< of stochastic rounding; the same on every rank
+  bool stochastic_rounding = false;  ///< rounds masters narrower than fp32: [Note: Stochastic rounding]
+  std::uint64_t seed = 0;            ///< seeds stochastic rounding; equal on all ranks
 };
 
 /// p -= lr * (g + weight_decay * p), with heavy-ball or Nesterov momentum in fp32 if asked for, as torch.optim.SGD with
@@ -35,7 +35,7 @@ class Sgd {
   /// @note Collective: yes.
   explicit Sgd(E& engine, SgdOptions const& options = {}, ParamGroups groups = {})
       : Sgd(engine, TensorSelection::all(), options, std::move(groups)) {}
-  /// @param tensors  that it owns; see AdamW
+  /// @param tensors  its tensors; see AdamW
   /// @param groups  settings of some of them
   /// @throws UsageError as above, and if a pattern matches no tensor that trains
   [[gnu::cold]] Sgd(E& engine, TensorSelection tensors, SgdOptions const& options = {}, ParamGroups groups = {})
@@ -50,12 +50,12 @@ class Sgd {
   void step() { step(options_.lr); }
   void step(GradNorm<E> const& norm) { step(options_.lr, norm); }
 
-  /// One step over all units; see AdamW::step for clipping, streams and errors.
+  /// Takes a step over all units; see AdamW::step for clipping, streams and errors.
   void step(float lr, GradNorm<E> const& norm = {}) {
     state_.step(lr, norm, [this](auto& unit) { update(unit); });
   }
 
-  // Parts of a step, for fsdp::Optimizers: optim/optimizers.hpp says what each is.
+  // Parts of a step, for fsdp::Optimizers: see OptimizerPart.
   void begin_step(float lr, ClipScalars const* clip) { state_.begin_step(lr, clip); }
   void update(typename E::Unit& unit) {
     state_.for_each_part(unit, [&](auto const& part) {
@@ -66,7 +66,7 @@ class Sgd {
     });
   }
   bool owns(TensorInfo const& tensor) const { return state_.owns(tensor); }
-  /// The tensors of `among` that it does not own.
+  /// The tensors of `among` that this optimizer does not own.
   TensorSelection rest(TensorSelection among = TensorSelection::all()) const { return state_.rest(std::move(among)); }
 
   E& engine() const { return state_.engine(); }
@@ -74,7 +74,7 @@ class Sgd {
   std::int64_t steps() const { return state_.steps(); }
   SgdOptions const& options() const { return options_; }
 
-  // What a checkpoint keeps: fsdp::checkpoint::Checkpointable says what each is.
+  // State for checkpoints: see fsdp::checkpoint::Checkpointable.
   static constexpr std::string_view name() { return "Sgd"; }
   std::vector<std::string_view> state_names() const {
     if (has_momentum_) return {"momentum_buffer"};

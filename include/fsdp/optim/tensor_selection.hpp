@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Choosing tensors by their names.
+// Selects tensors by their names.
 #pragma once
 
 #include <concepts>
@@ -43,7 +43,7 @@ class TensorSelection {
   [[gnu::cold]] TensorSelection& add(std::string_view pattern) { return rule('+', pattern); }
   /// Removes them.
   [[gnu::cold]] TensorSelection& remove(std::string_view pattern) { return rule('-', pattern); }
-  /// The same selection without the tensors that match a pattern.
+  /// A copy of the selection without the tensors that match a pattern.
   [[gnu::cold]] TensorSelection except(std::string_view pattern) const {
     return TensorSelection(*this).remove(pattern);
   }
@@ -53,7 +53,7 @@ class TensorSelection {
       if (matches(pattern(at), name)) return rules_[at][0] == '+';
     return all_;
   }
-  /// Number of rules, and the pattern of one.
+  /// Number of rules; `pattern(rule)` is the pattern of one.
   std::size_t size() const { return rules_.size(); }
   std::string_view pattern(std::size_t rule) const { return std::string_view(rules_[rule]).substr(1); }
 

@@ -38,24 +38,24 @@ class Declaration {
   Declaration(int ranks, ShardingStrategy const& strategy, EngineOptions const& options = {})
       : declared_(place(0, ranks, strategy), strategy, options) {}
 
-  /// See Engine::add_unit.
+  /// Adds a unit: see Engine::add_unit.
   UnitId add_unit(std::string_view unit_name, UnitOptions const& options = {}) {
     declared_.expect_idle(formatted("unit '{}' was added", unit_name));
     return declared_.add_unit(unit_name, options);
   }
-  /// The next module in forward order, with a unit of its own. See Engine::shard.
+  /// Adds the next module in forward order, with a unit of its own. See Engine::shard.
   template <Module M>
   UseId shard(M const& user_module, std::string_view prefix, UnitOptions const& options = {}) {
     detail::Attempt<Declared> const attempt(declared_, prefix);
     return add(user_module, prefix, declared_.add_unit(prefix, options));
   }
-  /// The same in a unit that it shares.
+  /// Adds the next module in forward order, in a unit that it shares.
   template <Module M>
   UseId shard(M const& user_module, std::string_view prefix, UnitId unit) {
     detail::Attempt<Declared> const attempt(declared_, prefix, unit);
     return add(user_module, prefix, unit);
   }
-  /// Modules in turn, each with a unit of its own: "prefix.0", "prefix.1", ...
+  /// Adds modules in turn, each with a unit of its own: "prefix.0", "prefix.1", ...
   template <Module M>
   void shard(std::vector<M> const& modules, std::string_view prefix, UnitOptions const& options = {}) {
     detail::Attempt<Declared> const attempt(declared_, prefix);
@@ -70,12 +70,12 @@ class Declaration {
       throw;
     }
   }
-  /// See Engine::recompute_segment.
+  /// Declares a segment: see Engine::recompute_segment.
   void recompute_segment(UseId first, UseId last) { declared_.add_segment(first.index, last.index); }
 
-  /// What the engine's plan_input() would be.
+  /// Input of a plan, as Engine::plan_input() of such an engine would return.
   MemoryPlanInput input() const { return declared_.plan_input(); }
-  /// By use; without FLOP and bytes for modules that do not say them.
+  /// Work of each use; without FLOP and bytes for modules that have no work().
   std::vector<Work> const& work() const { return work_; }
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long a step takes on given hardware: the step's clock with costs from a description. No part of it depends on the
-// number of ranks but the costs of collectives.
+// Predicts the time of a step on described hardware, by simulation. Only the costs of collectives depend on the number
+// of ranks.
 #pragma once
 
 #include <algorithm>
@@ -19,20 +19,21 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::plan {
 
-/// What is run on the hardware.
+/// Work of a step.
 struct Workload {
-  std::vector<Work> uses;  ///< by use, in the declared order
+  std::vector<Work> uses;  ///< work of each use, in the declared order
   int micro_steps = 1;     ///< of a step, on each rank
   bool no_sync = false;    ///< only the last micro-step reduces
   bool clips = true;       ///< the gradient norm is measured before the update
 };
 
-/// Seconds of a step that follows others. At least `compute + exposed` make a step: streams may wait for other work.
+/// Predicted seconds of a step that follows others. `step` may exceed `compute + exposed`, because streams may wait for
+/// other work.
 struct Forecast {
   double step = 0;
   double compute = 0;        ///< kernels of the compute stream run: those of modules, norm and update
   double communication = 0;  ///< at least one collective runs
-  double exposed = 0;        ///< of it, while no such kernel runs
+  double exposed = 0;        ///< seconds of communication while no such kernel runs
 };
 
 /// Costs of a step's operations. Local operations move bytes at the bandwidth of memory: those that they read and
@@ -78,7 +79,7 @@ struct Forecast {
 
 namespace detail {
 
-/// The same time as spans that do not overlap, in order.
+/// Joins spans: the result covers the same time without overlap, in order.
 inline std::vector<TimeSpan> united(std::vector<TimeSpan> spans) {
   std::sort(spans.begin(), spans.end(), [](auto const& a, auto const& b) { return a.begin < b.begin; });
   std::vector<TimeSpan> all;
@@ -92,8 +93,8 @@ inline std::vector<TimeSpan> united(std::vector<TimeSpan> spans) {
   }
   return all;
 }
-/// What of a step's spans falls between its beginning and its end, if steps follow each other without end: what a step
-/// begins before the last one has ended, the next one begins that early as well.
+/// Spans of a step between its beginning and its end, in an endless sequence of steps: work that a step begins before
+/// the last step ends is begun that early by the next step too.
 inline std::vector<TimeSpan> periodic(std::vector<TimeSpan> spans, double begin, double end) {
   auto const period = end - begin;
   for (std::size_t i = 0, size = spans.size(); i < size; ++i) {
@@ -136,7 +137,7 @@ class Timing {
     waiting_.clear();
     return end_;
   }
-  /// What follows is measured.
+  /// Begins to measure.
   void restart() {
     flush();
     simulator_.forget_spans();
@@ -155,7 +156,7 @@ class Timing {
 
 }  // namespace detail
 
-/// Of costs that are known: measured, for example.
+/// Predicts from known costs, for example measured ones.
 /// @param program  compiled from `input`
 [[gnu::cold]] inline Forecast forecast(Program const& program, Workload const& load, Costs const& costs) {
   detail::Timing timing(program, costs);

@@ -15,7 +15,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::plan {
 
-/// How the ranks of a collective pass data on.
+/// Algorithm of a collective.
 enum class Algorithm : unsigned char {
   ring,  ///< the latency grows with the number of nodes
   tree,  ///< it grows with its logarithm
@@ -30,14 +30,14 @@ struct Hardware {
   double memory = 0;             ///< bytes of a GPU that a run may use
   double flops = 0;              ///< dense peak by the data sheet: what MFU refers to
   double efficiency = 1;         ///< fraction of `flops` that matrix products reach
-  double memory_bandwidth = 0;   ///< of a GPU's memory, that copies reach
-  double node_bandwidth = 0;     ///< of a GPU to others of its node
-  double network_bandwidth = 0;  ///< of a GPU to other nodes
+  double memory_bandwidth = 0;   ///< of a GPU's memory, reached by copies
+  double node_bandwidth = 0;     ///< from a GPU to others of its node
+  double network_bandwidth = 0;  ///< from a GPU to other nodes
   double node_latency = 0;       ///< of one hop within a node
   double network_latency = 0;    ///< of one hop between nodes
-  double launch = 0;             ///< of a collective, whatever its size
-  double step_overhead = 0;      ///< of a step: host time that nothing hides
-  double jitter = 0;             ///< of a step, for each doubling of the nodes: the slowest of many ranks
+  double launch = 0;             ///< fixed cost of a collective
+  double step_overhead = 0;      ///< per step: host time that nothing overlaps
+  double jitter = 0;             ///< per step and doubling of the nodes: delay of the slowest rank
   bool shared_link = true;       ///< gathers and reductions that overlap share the bandwidth: [Note: Shared links]
   Algorithm all_gather = Algorithm::nccl, reduce_scatter = Algorithm::nccl, all_reduce = Algorithm::nccl;
 
@@ -48,7 +48,8 @@ struct Hardware {
 struct Members {
   int ranks = 1;
   int stride = 1;
-  /// Of the group in a node. The other ranks of the node run the same collective in groups of their own.
+  /// Number of ranks of the group in a node. The other ranks of the node run the same collective in groups of their
+  /// own.
   int per_node(Hardware const& hardware) const {
     return std::clamp(hardware.gpus_per_node / std::max(stride, 1), 1, std::max(ranks, 1));
   }

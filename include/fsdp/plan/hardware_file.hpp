@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hardware descriptions as text: lines `name = value`, where # begins a comment.
+// Reads and writes hardware descriptions: lines `name = value`, where # begins a comment.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::plan {
 
 namespace detail {
 
-/// Values of a kind in a hardware file: with those outside of the range, times would be infinite or none.
+/// Range of a kind of values. Values outside of it would make times infinite or zero.
 struct HardwareRange {
   double lowest, highest;
   std::string_view expected;
@@ -29,7 +29,7 @@ inline constexpr HardwareRange hardware_amount{1, 1e30, "a number from 1 to 1e30
 inline constexpr HardwareRange hardware_fraction{1e-6, 1, "a number from 1e-6 to 1"};
 inline constexpr HardwareRange hardware_seconds{0, 1e6, "a number from 0 to 1e6"};
 
-/// A number of a hardware file.
+/// A value of a hardware file: name, kind, range.
 struct HardwareField {
   std::string_view name;
   double Hardware::*member;

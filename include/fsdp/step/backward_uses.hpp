@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The uses of each unit in backward passes, path by path.
+// Uses of each unit in backward passes, by path.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::step {
 
-/// How many terms a backward pass adds to the gradients of a unit. It depends on the path that the pass follows.
+/// Number of terms that a backward pass adds to the gradients of a unit. It depends on the pass's path.
 class BackwardUses {
  public:
   [[gnu::cold]] explicit BackwardUses(Program const& program) : units_(program.units.size()) {
@@ -25,7 +25,7 @@ class BackwardUses {
       }
     }
   }
-  /// A micro-step follows the path.
+  /// Records the path of a micro-step.
   void begin(std::uint32_t micro_step, std::uint32_t path) { paths_[micro_step] = path; }
   /// Number of uses of the unit in the backward pass of a micro-step that has begun.
   std::size_t count(std::uint32_t micro_step, std::uint32_t unit) const {
@@ -38,7 +38,7 @@ class BackwardUses {
 
   std::size_t units_;
   std::vector<std::set<std::uint32_t>> places_;   ///< by path and unit: places of its uses
-  std::map<std::uint32_t, std::uint32_t> paths_;  ///< by micro-step
+  std::map<std::uint32_t, std::uint32_t> paths_;  ///< path of each micro-step
 };
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::step

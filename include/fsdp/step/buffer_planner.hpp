@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides which buffers a step has, how large they are, which units use them, and which units stay unsharded after
-// forward.
+// Decides the buffers of a step: their sizes, the units that use them, and the units that stay unsharded after forward.
 #pragma once
 
 #include <cstddef>
@@ -36,19 +35,19 @@ class BufferPlanner : protected UnitPlanner {
  protected:
   using UnitPlanner::UnitPlanner;
 
-  /// All but the slots that units share.
+  /// Plans all but the slots that units share.
   [[gnu::cold]] void plan_units() {
     describe();
     order_completion();
     give_wires();
     give_own_slots();
   }
-  /// @param in_turn  so many slots of parameters are shared, by rank of size
+  /// @param in_turn  number of shared slots of parameters, by rank of size
   [[gnu::cold]] void share_slots(std::vector<std::size_t> const& in_turn) {
     auto& p = program_;
     for (std::uint32_t rank = 0; rank < in_turn.size(); ++rank)
       for (std::size_t slot = 0; slot < in_turn[rank]; ++slot) add(p.gather_slots, {gather_ranks_.largest[rank]});
-    // One is filled while the other is reduced.
+    // Two slots: one is filled while the other is reduced.
     first_gradient_slots_.clear();
     for (std::uint32_t rank = 0; rank < gradient_ranks_.largest.size(); ++rank) {
       first_gradient_slots_.push_back(static_cast<std::uint32_t>(p.gradient_slots.size()));
@@ -70,24 +69,24 @@ class BufferPlanner : protected UnitPlanner {
       if (path.order.unit_returns(first_unit(unit))) return true;
     return false;
   }
-  /// Of the units that a backward pass can leave unsharded.
+  /// Whether every unit that a backward pass can leave unsharded has a slot of its own.
   bool all_own_gather_slots() const {
     for (std::size_t unit = 0; unit < program_.units.size(); ++unit)
       if (gathers(unit) && in_backward(unit) && !own_gather_slot(unit)) return false;
     return true;
   }
   bool own_gradient_slot(std::uint32_t unit) const { return waits_in_slot(unit) || returns_in_some_path(unit); }
-  /// The unit's gradients wait in the slot that backward has written them to.
+  /// Whether the unit's gradients wait in the slot that backward has written.
   bool waits_in_slot(std::uint32_t unit) const {
     return input_.allow_no_sync && writes_fp32(unit) && !program_.units[unit].writes_shards;
   }
   bool waits_in_accumulator(std::uint32_t unit) const { return program_.units[unit].accumulates; }
-  /// The use's forward may end with the unit, one of the use's, dropped.
+  /// Whether the use's forward may end with the unit, one of the use's, dropped.
   bool may_drop(std::size_t use, std::size_t unit) const {
     return gathers(unit) && !order().returns(use) && input_.units[unit].reshards_after_forward;
   }
-  /// @return whether the unit, one of the use's, stays unsharded when this use's forward ends. If no use in a backward
-  /// pass follows, a unit is kept until its last use at most
+  /// Whether the unit, one of the use's, stays unsharded when this use's forward ends. If no use in a backward pass
+  /// follows, a unit is kept until its last use at most
   bool keeps_after_forward(std::size_t use, std::size_t unit, Phase phase) const {
     bool const in_backward = phase != Phase::evaluation && this->in_backward(unit);
     bool const used_again = !order().last_use_of_unit(use);
@@ -96,12 +95,13 @@ class BufferPlanner : protected UnitPlanner {
     if (!in_backward) return false;
     return !may_drop(use, unit) || (input_.keep_last && use == last_that_may_drop());
   }
-  /// No use after this one, in a backward pass that ends with the use `end`, is of the same units.
+  /// Whether no use after this one, in a backward pass that ends with the use `end`, is of the same units.
   bool is_last_in_backward(std::size_t use, std::size_t end) const {
     auto const earlier = order().previous_use(use);
     return earlier == UseOrder::none || earlier < end;
   }
-  /// The unit's gradients are rounded when it is reduced. Those of a unit that no other rank shares travel in buckets.
+  /// Whether the unit's gradients are rounded when it is reduced. Those of a unit that no other rank shares travel in
+  /// buckets.
   bool is_rounded(std::size_t unit) const {
     auto const& planned = program_.units[unit];
     return program_.wire && !planned.writes_shards && planned.world() > 1;
@@ -120,7 +120,7 @@ class BufferPlanner : protected UnitPlanner {
   std::size_t own_gather_slots_ = 0;
   Ranks gather_ranks_, gradient_ranks_;
   std::vector<std::uint32_t> first_gradient_slots_;  ///< by rank of size: the first of its shared slots
-  std::vector<std::int64_t> gradient_ends_;          ///< where each unit of the completion order ends, in elements
+  std::vector<std::int64_t> gradient_ends_;          ///< end of each unit in the completion order, in elements
 
  private:
   [[gnu::cold]] void order_completion() {
@@ -210,7 +210,7 @@ class BufferPlanner : protected UnitPlanner {
   std::int64_t gradient_slot_bytes(std::uint32_t u) const {
     return slot_bytes(program_.units[u].elements, size_of(program_.units[u].types.gradient));
   }
-  /// See [Note: Units of a module]. @param bytes  by unit: of its content; 0: it takes no turns
+  /// Ranks units by size: see [Note: Units of a module]. @param bytes  by unit: of its content; 0: it takes no turns
   [[gnu::cold]] Ranks ranks_of_size(std::vector<std::int64_t> const& bytes) const {
     Ranks ranks;
     ranks.of_unit = std::vector<std::uint32_t>(bytes.size(), Program::none);
@@ -226,7 +226,7 @@ class BufferPlanner : protected UnitPlanner {
     }
     return ranks;
   }
-  /// Units take the shared slots in turn, in the order of backward. A slot is zeroed if one of its units adds to
+  /// Assigns the shared slots to units in turn, in the order of backward. A slot is zeroed if one of its units adds to
   /// zeroes.
   [[gnu::cold]] void lease_gradient_slots() {
     auto& p = program_;

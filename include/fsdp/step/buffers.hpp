@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Buffers that a step's operations access, and how they are cut into cells.
+// Buffers of a step's operations, and their division into cells.
 #pragma once
 
 #include <array>
@@ -16,13 +16,13 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// A buffer by slot.
+/// A buffer of a pool by slot.
 struct BufferPlan {
   static constexpr std::uint32_t any_unit = ~0u;
 
   std::int64_t bytes;
   std::uint32_t unit = any_unit;  ///< the unit that alone uses it; any_unit: several units, in turn
-  bool zeroed = false;            ///< of gradients: zeroed again after each content, because some unit adds to zeroes
+  bool zeroed = false;            ///< for gradients: zeroed again after each content, because some unit adds to zeroes
 };
 
 /// Bytes of a full-size buffer of `elements`.
@@ -32,7 +32,7 @@ constexpr std::int64_t slot_bytes(std::int64_t elements, std::size_t element_byt
 
 namespace step {
 
-/// Cells of each buffer.
+/// Cells of all buffers.
 ///
 /// [Note: Cells] A buffer by slot has two cells: the own slice of its content, and the rest. Peers of an all-gather
 /// read the own slice, peers of a reduce-scatter read the rest. If no other rank shares the unit, the own slice is the
@@ -71,7 +71,7 @@ class Buffers {
     sizes_[static_cast<std::size_t>(Pool::gradient)] = unit_of_cell_.size();
     for (auto const pool : {Pool::staged, Pool::staged_gradient}) sizes_[static_cast<std::size_t>(pool)] = 2;
   }
-  /// The slots are known.
+  /// Sets the number of a pool's slots.
   void set_slots(Pool pool, std::size_t slots) {
     sizes_[static_cast<std::size_t>(pool)] = has_slices(pool) ? 2 * slots : slots;
   }
@@ -88,7 +88,7 @@ class Buffers {
   static Cells rest(Pool pool, std::uint32_t slot) { return {pool, 2 * slot + 1, 1}; }
   static Cells whole(Pool pool, std::uint32_t slot) { return {pool, 2 * slot, 2}; }
 
-  /// The pool has slots, each with an own slice and a rest.
+  /// Whether the pool has slots, each with an own slice and a rest.
   static constexpr bool has_slices(Pool pool) {
     return pool == Pool::gather || pool == Pool::gradient_slot || pool == Pool::wire;
   }

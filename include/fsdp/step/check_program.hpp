@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A check of a compiled program: the input of every operation has the right content.
+// Checks a compiled program: the input of every operation has the right content.
 #pragma once
 
 #include <string>

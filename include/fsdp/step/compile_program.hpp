@@ -21,7 +21,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace detail {
 
-/// The state of units while the compiler goes through the uses: which units are unsharded, and in which slot.
+/// State of units while the compiler walks through the uses: the unsharded units, and the slot of each.
 class UnshardedUnits {
  public:
   /// @param in_backward  by unit: a backward pass of the path comes to it
@@ -45,10 +45,10 @@ class UnshardedUnits {
     busy_ = std::vector<std::uint32_t>(slots);
   }
 
-  /// The slot of a unit's parameters; none: it is sharded, or reads masters.
+  /// The slot of a unit's parameters; none: the unit is sharded, or reads masters.
   std::uint32_t slot(std::size_t unit) const { return slots_[unit]; }
   bool is_unsharded(std::size_t unit) const { return slots_[unit] != Program::none; }
-  /// The unit was gathered ahead, and its use has not begun.
+  /// Whether the unit was gathered ahead, and its use has not begun.
   bool is_ahead(std::size_t unit) const { return ahead_[unit] != 0; }
   void set_ahead(std::size_t unit, bool ahead) {
     if (is_ahead(unit) == ahead) return;
@@ -58,12 +58,12 @@ class UnshardedUnits {
   }
   /// Bytes of the full parameters of all units that are gathered ahead.
   std::int64_t ahead_bytes() const { return ahead_bytes_; }
-  /// Raises each element to the largest number of shared slots of this rank that were in use at a time.
+  /// Raises each element of `most` to the largest number of shared slots of this rank that were in use at a time.
   void raise(std::vector<std::size_t>& most) const {
     for (std::size_t rank = 0; rank < most.size(); ++rank) most[rank] = std::max(most[rank], most_[rank]);
   }
 
-  /// A forward pass begins.
+  /// Begins a forward pass.
   void restart(bool unsharded) {
     for (std::size_t unit = 0; unit < slots_.size(); ++unit) {
       drop(unit);
@@ -84,7 +84,7 @@ class UnshardedUnits {
   }
 
  private:
-  /// The slot of this rank whose turn it is, or the next after it that is free: prefetch lists may overtake.
+  /// Takes the next slot of this rank, or the first free one after it, because prefetch lists may overtake.
   std::uint32_t take(std::uint32_t rank) {
     auto first = own_slots_;
     for (std::uint32_t lower = 0; lower < rank; ++lower) first += (*in_turn_)[lower];
@@ -105,7 +105,7 @@ class UnshardedUnits {
   std::vector<std::uint32_t> busy_;  ///< by slot
   std::size_t own_slots_;
   std::vector<std::size_t> const* in_turn_;          ///< by rank of size: number of shared slots
-  std::vector<std::size_t> position_, used_, most_;  ///< by rank: whose turn it is; slots in use; the most at a time
+  std::vector<std::size_t> position_, used_, most_;  ///< by rank: the next slot; slots in use; the most at a time
 };
 
 class ProgramCompiler : UpdateWriter {
@@ -124,7 +124,7 @@ class ProgramCompiler : UpdateWriter {
   [[gnu::cold]] Program compile() {
     plan_units();
     place_staged();
-    // With a slot for every unit, as many are in use at a time as are needed.
+    // With a slot for every unit, the walk uses as many at a time as are needed.
     for (auto& path : paths_) path.gradient_slots = std::vector<std::uint32_t>(program_.units.size());
     program_.gradient_slots.push_back({});
     std::vector<std::size_t> enough;
@@ -147,7 +147,7 @@ class ProgramCompiler : UpdateWriter {
     for_each_path([&] { walk_path(in_turn, most); });
     return most;
   }
-  /// The same for the path of path_. @param most  raised to its numbers of slots
+  /// Writes the passes of path_. @param most  raised to the numbers of slots that they use
   [[gnu::cold]] void walk_path(std::vector<std::size_t> const& in_turn, std::vector<std::size_t>& most) {
     auto const path = static_cast<std::size_t>(path_ - paths_.begin());
     UnshardedUnits units(program_, path_->in_backward, gather_ranks_.of_unit, own_gather_slots_, in_turn),
@@ -236,7 +236,7 @@ class ProgramCompiler : UpdateWriter {
       begin(turn, use, units, ahead, true, true);
       compute(turn, recomputes ? Primitive::recompute : Primitive::backward, units, writes_gradients && !recomputes);
       if (!recomputes && this->order().last_use_of_unit(use) && writes_gradients) {
-        // The slot that was reduced last comes first: to wait for it is to wait for the others.
+        // The slot that was reduced last comes first: a wait for it implies the waits for the others.
         auto const together = units_of(use);
         for (auto const* at = together.end(); at != together.begin();) {
           auto const u = *--at;
@@ -273,7 +273,7 @@ class ProgramCompiler : UpdateWriter {
     close(to, u, Buffers::whole(Pool::gather, units.slot(u)), when);
     units.drop(u);
   }
-  /// A use begins: its unit is gathered, then the units of `ahead`.
+  /// Begins a use: gathers its unit, then the units of `ahead`.
   /// @param cut  shortens `ahead` where it would exceed max_ahead_bytes
   [[gnu::cold]] void begin(Turn& turn, std::size_t use, UnshardedUnits& units, std::vector<std::size_t>& ahead,
                            bool cut, bool in_backward = false) {

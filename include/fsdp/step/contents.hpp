@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The content of each buffer while a step runs: it decides whether a sum begins or goes on, and what is dropped when a
-// pass is forgotten.
+// Content of each buffer while a step runs. It decides whether an operation begins a sum or adds to it, and what is
+// dropped with an abandoned pass.
 #pragma once
 
 #include <cstddef>
@@ -23,10 +23,11 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::step {
   return zero;
 }
 
-/// The same on all ranks. Moves nothing: whoever runs operations applies them here, once each is enqueued.
+/// Contents of buffers, equal on all ranks. The runner of a program applies each operation here once it is enqueued;
+/// nothing moves.
 class Contents {
  public:
-  /// The gradient shard of a unit.
+  /// State of a unit's gradient shard.
   enum class Gradient : unsigned char {
     none,  ///< no gradient: the first one is written
     sum,   ///< gradients since the last update: further ones are added
@@ -34,7 +35,7 @@ class Contents {
   };
   struct Unit {
     std::uint32_t gather_slot = Operation::none;  ///< of its full parameters; none: there are none, or it reads masters
-    std::uint32_t kept_slot = Operation::none;    ///< of a slice that stays after forward
+    std::uint32_t kept_slot = Operation::none;    ///< of the slice kept after forward
     std::uint32_t gradient_slot = Operation::none;  ///< of full gradients that are not reduced
     Gradient gradient = Gradient::none;
     bool written = false;      ///< backward writes the gradient shard, and has not ended
@@ -43,11 +44,11 @@ class Contents {
     bool begins_sum = false;   ///< the next backward use stores gradients instead of adding to them
     bool opened = false;       ///< backward has got a slot of gradients, and has written nothing to it
 
-    /// Gradients of earlier micro-steps wait for a reduction.
+    /// Whether gradients of earlier micro-steps wait for a reduction.
     bool waits() const { return gradient_slot != Operation::none || written || accumulated || partial; }
-    /// The gradient shard holds reduced gradients since the last update.
+    /// Whether the gradient shard holds reduced gradients since the last update.
     bool is_reduced() const { return gradient == Gradient::sum && !waits(); }
-    /// The gradient shard holds reduced gradients, which an optimizer may have used.
+    /// Whether the gradient shard holds reduced gradients, which an optimizer may have used.
     bool is_readable() const { return gradient != Gradient::none && !waits(); }
   };
 
@@ -88,7 +89,7 @@ class Contents {
     return open.all[0].cells.pool == Pool::gradient_slot || units_[open.unit].gradient != Gradient::sum;
   }
 
-  /// The operation has been enqueued.
+  /// Applies an operation that has been enqueued.
   void apply(Operation const& operation) {
     if (operation.primitive == Primitive::discard) return discard();
     if (operation.unit == Operation::none) return;
@@ -116,7 +117,7 @@ class Contents {
     }
   }
 
-  /// Calls `run(Operation const&)` for each operation that drops parameters: a pass is forgotten.
+  /// Calls `run(Operation const&)` for each operation that drops parameters of an abandoned pass.
   template <class Run>
   void drop_parameters(Run&& run) {
     for (std::uint32_t u = 0; u < units_.size(); ++u) {
@@ -125,8 +126,9 @@ class Contents {
       if (gather != none) run(closing(u, Buffers::whole(Pool::gather, gather)));
     }
   }
-  /// Calls `run` for each operation that forgets gradients: whole ones, those of half a pass, and those that wait for a
-  /// reduction. Slots that must hold zeroes are zeroed on compute. The next backward pass begins all sums anew.
+  /// Calls `run` for each operation that discards gradients: complete ones, those of an interrupted pass, and those
+  /// that wait for a reduction. Slots that must hold zeroes are zeroed on compute. The next backward pass begins all
+  /// sums anew.
   template <class Run>
   [[gnu::cold]] void discard_gradients(Run&& run) {
     if (program_ == nullptr) return;

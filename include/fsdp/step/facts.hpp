@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flags of a micro-step: an operation of a program runs under some of them.
+// Flags of a micro-step. An operation of a program runs under some of them.
 #pragma once
 
 #include <array>
@@ -57,10 +57,10 @@ constexpr char const* name(BackwardChange change) {
   return names[static_cast<std::size_t>(change)];
 }
 
-/// Flags of a backward pass, for the end of each unit. Scopes set them when the pass begins.
+/// Flags of a backward pass, which decide what happens to a unit at its end. Scopes set them when the pass begins.
 struct BackwardFlags {
   bool gradient_sync = true;  ///< reduces gradients
-  bool replica_sync = true;   ///< and sums them over replicas
+  bool replica_sync = true;   ///< reduces over replicas too
   bool reshard = true;        ///< drops parameters
 
   constexpr Facts facts() const {

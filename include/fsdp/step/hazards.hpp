@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The waits that follow from accesses: read after write, write after read, write after write, write after peers' reads.
+// Derives waits from accesses: read after write, write after read, write after write, write after peers' reads.
 #pragma once
 
 #include <array>
@@ -13,8 +13,9 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::step {
 
-/// A point in a run: a vector clock (Mattern 1989). For each stream, it has the number of the last operation that has
-/// ended; for each group, the number of the last collective that all peers have ended. Numbers count from 1; 0: none.
+/// A point in a run, as a vector clock (Mattern 1989). For each stream, it has the number of the last operation that
+/// has ended; for each group, the number of the last collective that all peers have ended. Numbers count from 1; 0:
+/// none.
 struct Point {
   std::array<std::uint64_t, stream_kinds> streams{};
   std::array<std::uint64_t, groups> peers{};
@@ -50,13 +51,13 @@ class Hazards {
   [[gnu::cold]] explicit Hazards(Buffers const& buffers, bool order_among_peers = true)
       : cells_(buffers), order_among_peers_(order_among_peers) {}
 
-  /// Highest numbers to wait for. Only elements whose bits are set have values: most operations need no wait, and
+  /// The highest numbers to wait for. Only elements whose bits are set have values: most operations need no wait, and
   /// arrays are not cleared for them.
   template <std::size_t size>
   struct Highest {
     std::uint32_t bits = 0;
     std::array<std::uint64_t, size> numbers;
-    std::array<Pool, size> pools;  ///< of the cells, for the waits' names
+    std::array<Pool, size> pools;  ///< of the cells, for names of waits
 
     Highest() {}  // NOLINT(modernize-use-equals-default): see above
     void raise(std::size_t index, std::uint64_t number, Pool pool) {
@@ -93,15 +94,15 @@ class Hazards {
     return needs;
   }
 
-  /// The stream has waited for a point in a run.
+  /// Records that the stream has waited for a point in a run.
   void learn(StreamKind stream, Point const& point) { known_[index(stream)].join(point); }
-  /// The stream has waited until all peers have ended a collective.
+  /// Records that the stream has waited until all peers have ended a collective.
   void learn(StreamKind stream, Group group, std::uint64_t collective) {
     auto& known = known_[index(stream)][group];
     known = std::max(known, collective);
   }
 
-  /// An operation has been enqueued.
+  /// Records an operation that has been enqueued.
   /// @param operation   is_noted()
   /// @param collective  its number among those of its communicator; 0: no collective
   [[gnu::noinline]] void after(Operation const& operation, std::uint64_t collective = 0) {
@@ -133,7 +134,7 @@ class Hazards {
     }
   }
 
-  /// The point that a stream knows, its own operations included: that of an event that is recorded now.
+  /// The point that an event recorded now on the stream stands for: all that the stream knows, with its own operations.
   Point const& point(StreamKind stream) const { return known_[index(stream)]; }
   /// Number of the stream's last operation.
   std::uint64_t number(StreamKind stream) const { return point(stream)[stream]; }
@@ -149,7 +150,7 @@ class Hazards {
   };
 
   static std::size_t index(StreamKind stream) { return static_cast<std::size_t>(stream); }
-  /// A collective orders what follows it on its own communicator.
+  /// Whether peers may still read the cell. A collective orders what follows it on its own communicator.
   bool peers_may_read(Cell const& cell, Operation const& operation, Point const& known) const {
     return cell.collective > known.peers[static_cast<std::size_t>(cell.group)] &&
            !(order_among_peers_ && cell.group == operation.group);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that a run needs. docs/strategies.md states the formulas.
+// Plans the memory of a run. docs/strategies.md states the formulas.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ struct MemoryPlan {
   std::int64_t parameters = 0;     ///< master shards
   std::int64_t gradients = 0;      ///< gradient shards, and those that wait for the all-reduce over replicas
   std::int64_t optimizer = 0;      ///< optimizer state
-  std::int64_t host = 0;           ///< what lies in host memory; no other figure contains it
+  std::int64_t host = 0;           ///< state in host memory; no other figure contains it
   std::int64_t gather = 0;         ///< buffers of full parameters, and of what is kept after forward
   std::int64_t reduce = 0;         ///< slots of full gradients, rounded ones, accumulators of unreduced ones, scratch
   std::int64_t live_forward = 0;   ///< peak in a forward pass

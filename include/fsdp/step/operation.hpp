@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An operation of a step: a primitive, a stream, and the cells of buffers that it accesses. Nothing names a wait: waits
-// follow from accesses (hazards.hpp).
+// An operation of a step: a primitive, a stream, and the cells of buffers that it accesses. Operations name no waits:
+// these follow from accesses (hazards.hpp).
 #pragma once
 
 #include <array>
@@ -15,20 +15,20 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::step {
 
-/// Buffers of one kind.
+/// Kinds of buffers.
 enum class Pool : unsigned char {
   master,           ///< by unit: master shard
   moments,          ///< by unit: optimizer state
   gradient,         ///< by unit: gradient shard
-  partial,          ///< by unit: sum over the shard group, which waits for the other replicas
-  accumulator,      ///< by unit: full gradients of earlier micro-steps, which wait on their rank
+  partial,          ///< by unit: sum over the shard group, before the sum over replicas
+  accumulator,      ///< by unit: unreduced full gradients of earlier micro-steps
   gather,           ///< by slot: full parameters
-  kept,             ///< by slot: a slice of the parameters, which stays after forward
+  kept,             ///< by slot: the slice of the parameters that stays after forward
   gradient_slot,    ///< by slot: full gradients
   wire,             ///< by slot: full gradients, rounded
   offloaded,        ///< by unit: master shard and optimizer state in host memory
-  staged,           ///< by slot: the same of a unit that is updated, in device memory
-  staged_gradient,  ///< by slot: a gradient shard whose place is in host memory
+  staged,           ///< by slot, in device memory: master shard and optimizer state during the unit's update
+  staged_gradient,  ///< by slot, in device memory: a gradient shard that is kept in host memory
   count_
 };
 inline constexpr auto pools = static_cast<std::size_t>(Pool::count_);
@@ -95,27 +95,28 @@ inline constexpr std::array<std::string_view, primitives> primitive_names{
     "recompute", "backward", "norm",       "update",         "discard",    "fetch",        "store"};
 constexpr std::string_view name(Primitive primitive) { return primitive_names[static_cast<std::size_t>(primitive)]; }
 static_assert(!name(static_cast<Primitive>(primitives - 1)).empty(), "a primitive lacks its name");
-/// A device or a communicator performs it.
+/// Whether a device or a communicator performs the primitive.
 constexpr bool moves(Primitive primitive) {
   return primitive != Primitive::open && primitive != Primitive::close && primitive != Primitive::discard;
 }
-/// A module's kernels. They run between the operations before and after them.
+/// Whether the primitive stands for a module's kernels. They run between the operations before and after them.
 constexpr bool computes(Primitive primitive) {
   return primitive == Primitive::forward || primitive == Primitive::recompute || primitive == Primitive::backward;
 }
-/// Its accesses are ordered with those of other operations. `open` is ordered too: after it, the same cells have other
-/// addresses.
+/// Whether the primitive's accesses are ordered with those of other operations. `open` is ordered too: after it, the
+/// same cells have other addresses.
 constexpr bool is_ordered(Primitive primitive) { return moves(primitive) || primitive == Primitive::open; }
 constexpr bool is_collective(Primitive primitive) {
   return primitive == Primitive::all_gather || primitive == Primitive::reduce_scatter ||
          primitive == Primitive::all_reduce;
 }
-/// Peers of a collective read the cells of this access. A reduce-scatter adds to the own slice, which no peer reads.
+/// Whether peers of a collective read the cells of this access. A reduce-scatter adds to the own slice, which no peer
+/// reads.
 constexpr bool peers_read(Primitive primitive, Access const& access) {
   return is_collective(primitive) && (access.mode == Mode::read || primitive == Primitive::all_reduce);
 }
 
-/// A communicator.
+/// Group of a communicator.
 enum class Group : unsigned char {
   none,
   gather,        ///< the shard group, for parameters
@@ -127,13 +128,13 @@ enum class Group : unsigned char {
 };
 inline constexpr auto groups = static_cast<std::size_t>(Group::count_);
 
-/// The ranks of `part` are among those of `whole`, and both communicators enqueue on one stream.
+/// Whether the ranks of `part` are among those of `whole`, and both communicators enqueue on one stream.
 constexpr bool contains(Group whole, Group part) {
   return whole == part || (whole == Group::gather && part == Group::kept) ||
          (whole == Group::all_replicas && part == Group::replicas);
 }
 
-/// Those who access a cell: a bit for each stream of this rank, and one for peers.
+/// Users of a cell: a bit for each stream of this rank, and one for peers.
 using Users = std::uint8_t;
 constexpr Users user(StreamKind stream) { return static_cast<Users>(1u << static_cast<unsigned>(stream)); }
 inline constexpr Users peers = 1u << stream_kinds, all_users = 2 * peers - 1;
@@ -170,14 +171,15 @@ struct Operation {
   Facts when = any_facts;       ///< flags of a micro-step under which it runs
   Facts records{};              ///< flags under which an event is recorded after it, for another stream's wait
   int ranks = 1;                ///< of the group
-  std::uint32_t unit = none;    ///< of a bucket: the unit that completes it
-  std::uint32_t bucket = none;  ///< whose gradients it moves; none: one unit's
-  std::int64_t elements = 0;    ///< that it moves; of a collective: a rank's part of all_gather and reduce_scatter
-  /// That it writes. Computations: of the parameters that they read. Collectives: of the whole buffer. open: of the
-  /// content. update: of a shard in fp32. 0 for zero_padding and norm.
+  std::uint32_t unit = none;    ///< for a bucket, the unit that completes it
+  std::uint32_t bucket = none;  ///< the bucket whose gradients it moves; none: one unit's
+  std::int64_t elements = 0;    ///< moved elements; for all_gather and reduce_scatter, of a rank's part
+  /// Bytes written. Computations: bytes of parameters read. Collectives: of the whole buffer. open: of the content.
+  /// update: of a shard in fp32. 0 for zero_padding and norm.
   std::int64_t bytes = 0;
   std::array<Access, 3> all{};
-  /// By access: whose accesses it may meet, other streams' or peers'. Accesses that meet none need no book-keeping.
+  /// For each access, the other streams and the peers that access the same cells. An access without any needs no
+  /// book-keeping.
   std::array<Users, 3> meets{};
   Span span{};
 
@@ -185,13 +187,13 @@ struct Operation {
   constexpr bool is_recorded(Facts facts) const { return (unsigned{facts} & ~unsigned{records}) == 0; }
   std::span<Access const> accesses() const { return {all.data(), size}; }
   std::span<Access> accesses() { return {all.data(), size}; }
-  /// Some access may meet one of another stream, or of peers.
+  /// Whether another stream or peers access cells of the operation.
   constexpr bool is_tracked() const { return (meets[0] | meets[1] | meets[2]) != 0; }
-  /// Others may have to wait for it.
+  /// Whether others may have to wait for the operation.
   constexpr bool is_noted() const { return moves(primitive) && is_tracked(); }
   constexpr std::uint8_t stream_index() const { return static_cast<std::uint8_t>(stream); }
 
-  // For code that makes operations.
+  // Sets sizes, for code that makes operations.
   constexpr Operation& moving(std::int64_t moved_elements, std::int64_t written_bytes) {
     elements = moved_elements;
     bytes = written_bytes;
@@ -213,8 +215,8 @@ struct Operation {
   }
 };
 
-/// An operation without sizes. One function, because compilers would otherwise copy it into each place that writes
-/// an operation.
+/// Makes an operation without sizes. It is one function, because compilers would otherwise copy it into each place that
+/// writes an operation.
 /// @param accesses  at most three
 [[gnu::noinline]] inline Operation make_operation(Primitive primitive, StreamKind stream, std::uint32_t unit,
                                                   std::initializer_list<Access> accesses, Facts when = any_facts) {

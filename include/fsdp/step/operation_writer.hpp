@@ -50,12 +50,12 @@ class OperationWriter : protected BufferPlanner {
     to.push_back(step::make_operation(primitive, stream, u, accesses, when));
     return to.back();
   }
-  /// A buffer gets a content of the unit, of `bytes`.
+  /// Opens a buffer for a content of the unit, of `bytes`.
   [[gnu::cold, gnu::noinline]] static void open(Operations& to, StreamKind stream, std::uint32_t u, Cells cells,
                                                 std::int64_t bytes, Facts when = any_facts) {
     append(to, Primitive::open, stream, u, {writes(cells)}, when).bytes = bytes;
   }
-  /// The buffer's content is not used any more.
+  /// Closes a buffer: its content is not used any more.
   [[gnu::cold, gnu::noinline]] static void close(Operations& to, std::uint32_t u, Cells cells, Facts when = any_facts) {
     append(to, Primitive::close, StreamKind::compute, u, {reads(cells)}, when);
   }
@@ -65,12 +65,12 @@ class OperationWriter : protected BufferPlanner {
     return program_.units[u].shards > 1 ? Buffers::whole(pool, slot) : Buffers::own(pool, slot);
   }
   Cells gradient_shard(std::uint32_t u) const { return program_.buffers.of_unit(Pool::gradient, u); }
-  /// The same, or if its place is in host memory, the slot that it is staged in.
+  /// The cells of a unit's gradient shard, or, if the shard is in host memory, the slot that it is staged in.
   Cells gradient_on_device(std::uint32_t u) const {
     return input_.offload.gradients ? Buffers::staged(Pool::staged_gradient, program_.units[u].staging_slot)
                                     : gradient_shard(u);
   }
-  /// Where backward writes.
+  /// The cells that backward writes.
   Cells gradients_of(std::uint32_t u) const {
     return program_.units[u].writes_shards ? gradient_shard(u)
                                            : content(u, Pool::gradient_slot, path_->gradient_slots[u]);
@@ -81,7 +81,7 @@ class OperationWriter : protected BufferPlanner {
   std::int64_t gradient_bytes(std::uint32_t u, std::int64_t elements) const {
     return program_.units[u].gradient_bytes(elements);
   }
-  /// Of gradients as they are sent.
+  /// Bytes of gradients as they are sent.
   std::int64_t reduce_bytes(std::uint32_t u, std::int64_t elements) const {
     return program_.wire ? elements * static_cast<std::int64_t>(size_of(*program_.wire)) : gradient_bytes(u, elements);
   }
@@ -137,7 +137,7 @@ class OperationWriter : protected BufferPlanner {
     return operation.moving(unit.elements, param_bytes(u, unit.elements));
   }
 
-  /// Backward gets a buffer for the unit's gradients.
+  /// Opens the buffer that backward writes the unit's gradients to.
   [[gnu::cold]] void begin_gradients(Operations& to, std::uint32_t u) const {
     auto const& unit = program_.units[u];
     auto const gradients = gradients_of(u);
@@ -173,7 +173,7 @@ class OperationWriter : protected BufferPlanner {
   /// Flags of micro-steps that reduce the unit's gradients, at least within its shard group.
   Facts reducing(std::uint32_t unit) const { return reduces_in_group(unit) ? syncs_group | syncs_all : syncs_all; }
 
-  /// Backward has written all of a unit's gradients, in a slot.
+  /// Ends a unit whose gradients backward has written to a slot.
   [[gnu::cold]] void end_gradients(Operations& to, std::uint32_t u, std::uint32_t wire) const {
     auto const& unit = program_.units[u];
     auto const reduces = reducing(u);
@@ -192,7 +192,7 @@ class OperationWriter : protected BufferPlanner {
     }
     reduce(to, u, wire, only(reduces));
   }
-  /// The slot may hold another unit's gradients.
+  /// Recycles a slot: it may hold another unit's gradients.
   [[gnu::cold]] void recycle(Operations& to, std::uint32_t u, StreamKind stream, Facts when) const {
     auto const slot = path_->gradient_slots[u];
     auto const& planned = program_.gradient_slots[slot];
@@ -200,7 +200,7 @@ class OperationWriter : protected BufferPlanner {
       append(to, Primitive::zero, stream, u, {writes(Buffers::whole(Pool::gradient_slot, slot))}, when)
           .moving(planned.bytes / gradient_bytes(u, 1), planned.bytes);
   }
-  /// See [Note: Ways to reduce].
+  /// Reduces a unit's gradients: see [Note: Ways to reduce].
   [[gnu::cold]] void reduce(Operations& to, std::uint32_t u, std::uint32_t wire, Facts when) const {
     auto const& unit = program_.units[u];
     bool const rounded = wire != Program::none, several = unit.shards > 1, replicated = unit.replicas > 1;
@@ -259,7 +259,8 @@ class OperationWriter : protected BufferPlanner {
     return append(to, Primitive::accumulate, stream, u, {reads(from), sums(sum)}, when)
         .moving(elements, elements * fp32);
   }
-  /// The unit's gradient shard is reduced. Behind the zeroing of its slot, which another unit may wait for.
+  /// Runs functions of the caller on the reduced gradient shard, after the zeroing of its slot, which another unit may
+  /// wait for.
   [[gnu::cold]] void hook(Operations& to, std::uint32_t u, StreamKind stream, Facts when) const {
     auto const& unit = program_.units[u];
     if (!unit.hooked) return;
@@ -268,7 +269,7 @@ class OperationWriter : protected BufferPlanner {
         .beginning_span(Primitive::hook, unit.shard() * fp32)
         .ending_span();
   }
-  /// The same of a unit whose gradients were in a slot.
+  /// Completes a unit whose gradients were in a slot: runs functions of the caller, and stores an offloaded shard.
   [[gnu::cold]] void complete(Operations& to, std::uint32_t u, StreamKind stream, Facts when) const {
     hook(to, u, stream, when);
     if (input_.offload.gradients) move_gradient(to, Primitive::store, u, when);
@@ -289,7 +290,7 @@ class OperationWriter : protected BufferPlanner {
                                                                          : step::Group::replicas;
   }
 
-  /// Backward has written a gradient shard: buckets that are complete are all-reduced.
+  /// All-reduces the buckets that are complete when backward has written a gradient shard.
   [[gnu::cold]] void end_direct_gradients(Operations& to, std::uint32_t u, Completion& at) const {
     auto const& p = program_;
     bool const alone = p.units[u].replicas == 1;
@@ -300,7 +301,7 @@ class OperationWriter : protected BufferPlanner {
         u, [&](std::uint32_t bucket) { all_reduce(to, u, bucket); },
         [&](std::uint32_t reduced) { hook(to, reduced, StreamKind::replicate, when); });
   }
-  /// Makes means of a bucket of gradient shards.
+  /// Averages a bucket of gradient shards over ranks.
   [[gnu::cold]] void all_reduce(Operations& to, std::uint32_t u, std::uint32_t bucket) const {
     auto const& p = program_;
     auto const size = p.buckets[bucket].size();
@@ -328,7 +329,7 @@ class OperationWriter : protected BufferPlanner {
     if (rounded) of_bucket(Primitive::accumulate, size * fp32, {reads(wire), writes(gradients)}).ending_span();
   }
 
-  /// The pass is complete: buffers of reduced gradients are not in use any more.
+  /// Closes buffers of reduced gradients at the end of a pass.
   /// @param lessees  by slot: the unit that had it last; none: the path does not use it. @param last  of the pass
   [[gnu::cold]] void close_buffers(Operations& to, std::uint32_t last,
                                    std::vector<std::uint32_t> const& lessees) const {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decisions of the compiler for one path: which units its passes come to, and which shared slots and buckets they use.
+// Decisions of the compiler for one path: units in its passes, shared slots and buckets.
 #pragma once
 
 #include <cstddef>
@@ -13,18 +13,17 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
-/// One path of a program; the declared order is one too. What units have for themselves is decided for all paths: they
-/// have a buffer of their own if some path needs one.
+/// One path of a program; the declared order is one too. A unit has a buffer of its own if some path needs one.
 struct PathPlan {
   UseOrder order;
-  FixedArray<bool> in_backward;  ///< by unit: a backward pass comes to some use of it
-  FixedArray<bool> writes;       ///< by unit: the path has a use of a module whose tensors in it train
-  /// By unit: modules begin the sums of all its gradients. If the path lacks some of its modules, nobody stores the
-  /// gradients of their tensors: then these must be zero.
+  FixedArray<bool> in_backward;  ///< by unit: whether a backward pass comes to some use of it
+  FixedArray<bool> writes;       ///< by unit: whether the path has a use of a module whose tensors in it train
+  /// By unit: whether modules begin the sums of all its gradients. If the path lacks some of its modules, nobody stores
+  /// the gradients of their tensors: then these must be zero.
   FixedArray<bool> sets_gradients;
   FixedArray<bool> keeps_slice;               ///< by unit: see [Note: Kept slices]
-  std::vector<std::uint32_t> gradient_slots;  ///< by unit: where backward writes its gradients
-  std::vector<std::uint32_t> buckets;         ///< that backward completes: indices of Program::buckets
+  std::vector<std::uint32_t> gradient_slots;  ///< by unit: slot that backward writes its gradients to
+  std::vector<std::uint32_t> buckets;         ///< completed by backward: indices of Program::buckets
   PrefetchLists ahead, ahead_in_activations;
 
   PathPlan() = default;

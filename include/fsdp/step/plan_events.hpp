@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides after which operations an event is recorded, and which accesses need no book-keeping.
+// Decides which operations record an event, and which accesses are tracked.
 #pragma once
 
 #include <array>
@@ -49,7 +49,8 @@ class AccessTracker {
     step::Users writers = 0, all = 0;
   };
 
-  /// After the open of a buffer by unit, its cells have the same addresses as before.
+  /// Whether the operation's accesses are ordered. After the open of a buffer by unit, its cells have the same
+  /// addresses as before.
   static bool is_ordered(step::Operation const& operation) {
     if (operation.primitive != step::Primitive::open) return step::is_ordered(operation.primitive);
     return step::Buffers::has_slots(operation.all[0].cells.pool);
@@ -140,7 +141,7 @@ class EventPlanner final : public step::BasicRun {
     follow(first), micro_step();
     follow(second), last_micro_step();
   }
-  /// What has been enqueued is done, and nobody need wait for it: its memory is free again.
+  /// Forgets all operations so far: they are done, nobody need wait for them, and their memory is free again.
   [[gnu::cold]] void forget(Program const& program) {
     hazards_ = step::Hazards(program.buffers);
     collectives_ = {};
@@ -153,7 +154,7 @@ class EventPlanner final : public step::BasicRun {
     step::Point point;
   };
 
-  /// And the optimizer's step.
+  /// Runs a micro-step and the optimizer's step.
   void last_micro_step(BackwardFlags flags = {}) {
     micro_step(flags);
     norm();

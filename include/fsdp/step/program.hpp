@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A training step as data: its operations at each use of a unit, and the buffers that they access. It does not depend
-// on a rank or a device. compile_program() writes it. Executor, plans, checks and printers read it.
+// A training step as data: operations at each use of a unit, and the buffers that they access. It does not depend on a
+// rank or a device. compile_program() writes it. Executor, plans, checks and printers read it.
 #pragma once
 
 #include <array>
@@ -36,8 +36,8 @@ class Program {
   /// No slot.
   static constexpr std::uint32_t none = step::Operation::none;
 
-  /// One use of a unit, and of the units beside it, in a pass. In a backward pass, a use of a segment has two turns: it
-  /// is recomputed first.
+  /// A turn of a pass: a use of a unit, and of the units beside it. In a backward pass, a use of a segment has two
+  /// turns: it is recomputed first.
   struct Turn {
     std::uint32_t use = 0;    ///< in the declared order
     std::uint32_t unit = 0;   ///< the first one
@@ -62,12 +62,12 @@ class Program {
   std::size_t paths() const { return paths_.size(); }
   /// Empty: the declared order.
   std::string const& path_name(std::size_t path) const { return paths_[path].name; }
-  /// For the compiler.
+  /// Sets the number of paths, for the compiler.
   void set_paths(std::size_t count) { paths_ = detail::FixedArray<Path>(count); }
   void name_path(std::size_t path, std::string name) { paths_[path].name = std::move(name); }
   /// Number of uses of a forward pass.
   std::size_t uses(std::size_t path = 0) const { return turns(Phase::forward, path).size(); }
-  /// The last use of a backward pass: if units are frozen, the lowest use of a unit that trains. Below it nothing is
+  /// The last use of a backward pass; if units are frozen, the lowest use of a unit that trains. Below it nothing is
   /// gathered, unless it is recomputed: see [Note: Segments].
   /// @return its place in the path; uses(): nothing trains
   std::size_t backward_end(std::size_t path = 0) const {
@@ -75,7 +75,7 @@ class Program {
     return all.empty() ? uses(path) : all.back().place;
   }
   /// The turn of a use in a pass. @param place  of the use in the path
-  /// @pre there is one: in backward, place >= backward_end(), or the use is recomputed
+  /// @pre the use has a turn: in backward, place >= backward_end(), or the use is recomputed
   Turn const& turn(Phase phase, std::size_t place, bool recomputes = false, std::size_t path = 0) const {
     auto const& all = turns(phase, path);
     if (phase == Phase::forward || phase == Phase::evaluation) return all[place];
@@ -84,7 +84,7 @@ class Program {
     return all[at];
   }
 
-  /// Calls `visit(Operation const&)` for what a pass does in such a micro-step, in order.
+  /// Calls `visit(Operation const&)` for each operation of a pass in a micro-step with these flags, in order.
   template <class Visit>
   void for_each(Phase phase, Facts facts, Visit&& visit, std::size_t path = 0) const {
     for (auto const& turn : turns(phase, path)) {
@@ -102,7 +102,7 @@ class Program {
     while (unit < units.size() && !units[unit].trains()) ++unit;
     return unit;
   }
-  /// Calls `visit(Operation const&)` for what an update does, in order, of those units that train for which
+  /// Calls `visit(Operation const&)` for each operation of an update, in order, of units that train and for which
   /// `has_update(unit)` is true.
   template <class Visit, class HasUpdate>
   void for_each_update(Visit&& visit, HasUpdate const& has_update) const {
@@ -157,36 +157,36 @@ class Program {
     std::int64_t gradient_bytes(std::int64_t count) const {
       return count * static_cast<std::int64_t>(size_of(types.gradient));
     }
-    /// It has no parameters: its uses move nothing.
+    /// Whether the unit has no parameters: its uses move nothing.
     bool empty() const { return elements == 0; }
     bool frozen = false;
-    /// It has parameters and is not frozen: it has gradients, and optimizers update it.
+    /// Whether the unit has parameters and is not frozen: it has gradients, and optimizers update it.
     bool trains() const { return !empty() && !frozen; }
     bool in_backward = true;  ///< a backward pass of some path comes to some use of it
-    /// The unit has one shard, and masters have the parameters' type; or it has no parameters. Compute reads the master
-    /// shard; nothing is gathered.
+    /// Set if compute reads the master shard and nothing is gathered: the unit has one shard, and masters have the
+    /// parameters' type; or it has no parameters.
     bool reads_masters = false;
-    /// The unit has one shard, and backward writes gradients in the shard's type; or it does not train. Backward
-    /// writes the gradient shard, without a slot.
+    /// Set if backward writes the gradient shard, without a slot: the unit has one shard, and gradients have the
+    /// shard's type; or it does not train.
     bool writes_shards = false;
     bool waits_for_replicas = false;  ///< sums within its shard group may wait, in a partial shard
     bool accumulates = false;         ///< full gradients may wait, in an accumulator
-    bool sets_gradients = false;      ///< its modules store fresh gradients; only padding is zeroed for them
+    bool sets_gradients = false;      ///< set if its modules store fresh gradients: only padding is zeroed for them
     bool hooked = false;              ///< functions of the caller follow its reductions
     std::uint32_t gather_slot = none, kept_slot = none, gradient_slot = none;  ///< its own
-    std::uint32_t staging_slot = 0;                                            ///< of what lies in host memory
+    std::uint32_t staging_slot = 0;                                            ///< of its state in host memory
   };
   detail::FixedArray<Unit> units;
   std::vector<std::string> modules;        ///< by use
-  std::vector<BufferPlan> gather_slots;    ///< of full parameters; those that units share come last
+  std::vector<BufferPlan> gather_slots;    ///< of full parameters; shared slots come last
   std::vector<BufferPlan> kept_slots;      ///< of slices that stay after forward
-  std::vector<BufferPlan> gradient_slots;  ///< of full gradients; those that units share come last
+  std::vector<BufferPlan> gradient_slots;  ///< of full gradients; shared slots come last
   /// Buffers of rounded gradients: first those that units take in turn, then the one for buckets.
   std::vector<BufferPlan> wires;
   std::uint32_t bucket_wire = none;  ///< in wires
   std::optional<DType> wire;         ///< the type that gradients are rounded to
   int kept_ranks = 0;                ///< over which kept slices divide a unit; 0: none are kept
-  /// Of gradients that modules write although they are not wanted; nothing reads them.
+  /// Bytes of the buffer for gradients that modules write although they are not wanted; nothing reads them.
   std::int64_t scratch_bytes = 0;
   std::int64_t staged_masters = 0, staged_gradients = 0;  ///< bytes of each of two staging slots
   std::int64_t accumulator_elements = 0;  ///< fp32, of gradients that wait where slots are too narrow for sums
@@ -196,17 +196,17 @@ class Program {
   std::vector<std::size_t> gradient_order;
   std::vector<Range> buckets;  ///< elements of the gradient shards that backward writes directly
   step::Buffers buffers;
-  /// By stream: number of operations of all passes and updates of a step that others may wait for, and of events after
+  /// By stream: number of operations of a step that others may wait for, in all passes and updates; and of events after
   /// them.
   std::array<std::size_t, stream_kinds> noted{}, events{};
-  /// By unit: the norm of its gradient shard, and its update by an optimizer. Callers of Shards run them between
+  /// The norm of each unit's gradient shard, and the unit's update by an optimizer. Callers of Shards run them between
   /// passes.
   std::vector<step::Operation> norms, updates;
-  /// By unit, around its update: what lies in host memory is fetched and stored (see [Note: Offloading]); and a reader
-  /// of it. Operations without accesses do nothing.
+  /// Moves of each unit's state in host memory, before and after its update (see [Note: Offloading]), and a reader of
+  /// it. Operations without accesses do nothing.
   std::vector<step::Operation> fetches, gradient_fetches, stores, reads;
-  /// By unit: its gradient shard becomes a gradient of zeroes, before norms and updates, if no backward pass since the
-  /// last update has come to it. Programs without further paths, or without `zeros_for_absent`, have none.
+  /// Zeroes each unit's gradient shard, before norms and updates, if no backward pass since the last update has come to
+  /// the unit. Programs without further paths, or without `zeros_for_absent`, have none.
   std::vector<step::Operation> absent;
 
  private:

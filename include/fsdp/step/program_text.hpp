@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program as text.
+// Prints a program.
 #pragma once
 
 #include <array>
@@ -54,7 +54,7 @@ inline std::string conditions_of(step::Operation const& operation) {
   return text + (operation.given == step::Given::sum_waits ? "its sum waits" : "nothing of it waits");
 }
 
-/// The text of one operation in a printed step. "" if the operation before it stands for it, or if it is an open or a
+/// The text of one operation in a printed step; "" if the operation before it stands for it, or if it is an open or a
 /// close that is not printed.
 inline std::string text_of(Program const& program, step::Operation const& operation) {
   using step::Pool;
@@ -87,9 +87,9 @@ inline std::string text_of(Program const& program, step::Operation const& operat
 
 }  // namespace detail
 
-/// A line for each turn: left, the operations before the module's computation; right, those after it, in the order in
-/// which they are enqueued. Shared slots of parameters are A, B, C, shared slots of gradients x, y.
-/// The declared order comes first, then each path under its name.
+/// Prints a line for each turn: left, the operations before the module's computation; right, those after it, in the
+/// order in which they are enqueued. Shared slots of parameters are A, B, C, shared slots of gradients x, y. The
+/// declared order comes first, then each path under its name.
 /// @param facts  only operations that run in such a micro-step; any_facts: all, with their conditions
 inline std::string to_text(Program const& program, Facts facts = any_facts) {
   std::size_t width = 0;

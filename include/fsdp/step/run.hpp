@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations of a run, call by call, without a device. Simulators and checks use it, and the plan of events.
+// Runs a program without a device, call by call, for simulators, checks and the plan of events.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,12 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::step {
 
-/// Flags of the passes of a run, which follow from each other.
+/// Flags of the passes of a run, each of which depends on the one before.
 class PassFlags {
  public:
   /// Flags of the pass in progress.
   Facts now() const { return now_; }
-  /// A forward pass begins. @return whether parameters that earlier passes have left are dropped first
+  /// Begins a forward pass. @return whether parameters left by earlier passes are dropped first
   bool begin_forward() {
     now_ = left_;
     forget_parameters();
@@ -27,18 +27,18 @@ class PassFlags {
   }
   void begin_backward(BackwardFlags flags) { now_ = flags.facts() | (left_ & waiting_answers); }
   void end_backward() { left_ = left_by(now_); }
-  /// A pass that writes no gradients: those of earlier passes wait as before.
+  /// Begins a pass that writes no gradients: those of earlier passes wait as before.
   void begin_activations(BackwardFlags flags) {
     now_ = (flags.facts() & drop_answers) | syncs_all | (left_ & waiting_answers);
   }
   void end_activations() { left_ = (left_by(now_) & start_answers) | (left_ & waiting_answers); }
-  /// The next forward pass finds no parameters of an earlier backward pass.
+  /// Records that the next forward pass finds no parameters of an earlier backward pass.
   void forget_parameters() { left_ = starts_sharded | (left_ & waiting_answers); }
   void forget_gradients() { left_ = (left_ & start_answers) | nothing_waits; }
 
  private:
   Facts now_ = plain_step;
-  Facts left_ = left_by(plain_step);  ///< by whole passes before it
+  Facts left_ = left_by(plain_step);  ///< state that the last complete pass has left
 };
 
 /// The place of an operation in a run.
@@ -50,8 +50,8 @@ struct Position {
   std::uint32_t micro_step = 0;
   std::uint32_t use = no_use;  ///< no_use: between uses
   Phase phase{};               ///< of the use
-  Facts flags = plain_step;    ///< of the pass under way, or of the last one
-  std::uint32_t path = 0;      ///< that the pass follows, or the last one
+  Facts flags = plain_step;    ///< of the pass in progress, or of the last one
+  std::uint32_t path = 0;      ///< of the pass in progress, or of the last one
   std::uint32_t place = 0;     ///< of the use in the path
 };
 
@@ -103,7 +103,7 @@ class BasicRun {
   [[gnu::cold]] void backward(std::size_t use, BackwardFlags flags, bool recomputes = false) {
     backward(program_->turn(Phase::backward, use, recomputes, at_.path), flags);
   }
-  /// Without gradients. @param reshard  false: parameters stay unsharded
+  /// Runs a backward use of a pass without gradients. @param reshard  false: parameters stay unsharded
   [[gnu::cold]] void activations(std::size_t use, bool reshard, bool recomputes = false) {
     activations(program_->turn(Phase::activations, use, recomputes, at_.path), reshard);
   }
@@ -115,19 +115,19 @@ class BasicRun {
     abandon();
     --evaluations_;
   }
-  /// Gradients are forgotten, and a pass that is under way.
+  /// Discards gradients, and a pass in progress.
   void discard() {
     contents_.discard_gradients([this](Operation const& operation) { execute(operation); });
     flags_.forget_gradients();
     if (std::exchange(pass_, Pass::idle) != Pass::idle) abandon();
   }
-  /// The gradient norm is measured.
+  /// Measures the gradient norm.
   [[gnu::cold]] void norm() {
     complete_gradients();
     for (auto const& operation : program_->norms)
       if (operation.size > 0 && has_gradient(operation.unit)) execute(operation);
   }
-  /// An optimizer updates all units; of a program of several paths, those that have a gradient.
+  /// Updates all units; of a program of several paths, those that have a gradient.
   [[gnu::cold]] void update() {
     abandon();
     complete_gradients();
@@ -136,12 +136,12 @@ class BasicRun {
     ++at_.step;
   }
 
-  /// A forward and a backward pass.
+  /// Runs a forward and a backward pass.
   [[gnu::cold]] void micro_step(BackwardFlags flags = {}) {
     for (std::size_t use = 0; use < uses(); ++use) forward(use);
     for (auto const& turn : program_->turns(Phase::backward, path_)) backward(turn, flags);
   }
-  /// A forward pass, and a backward pass through the activations alone. Nothing, if the program has no such pass.
+  /// Runs a forward pass, and a backward pass through the activations alone; nothing if the program has no such pass.
   [[gnu::cold]] void frozen_micro_step(bool reshard = true) {
     if (program_->turns(Phase::activations, path_).empty()) return;
     for (std::size_t use = 0; use < uses(); ++use) forward(use);
@@ -152,7 +152,7 @@ class BasicRun {
     for (std::size_t use = 0; use < uses(); ++use) forward(use);
     end_evaluation();
   }
-  /// Of a forward pass that begins now.
+  /// Number of uses of a forward pass that begins now.
   std::size_t uses() const { return program_->uses(path_); }
 
  protected:
@@ -162,7 +162,7 @@ class BasicRun {
   ~BasicRun() = default;
 
  private:
-  /// The run comes to an operation. @param contents  before it
+  /// Called for each operation of the run. @param contents  before it
   virtual void visit(Operation const& operation, Position const& at, Contents const& contents) = 0;
 
   enum class Pass : unsigned char { idle, forward, backward };
@@ -215,7 +215,7 @@ class BasicRun {
   [[gnu::cold]] void drop_parameters() {
     contents_.drop_parameters([this](Operation const& operation) { execute(operation); });
   }
-  /// A pass that is under way is forgotten, and parameters that one has left.
+  /// Abandons a pass in progress, and parameters that one has left.
   [[gnu::cold]] void abandon() {
     pass_ = Pass::idle;
     drop_parameters();
@@ -227,7 +227,7 @@ class BasicRun {
   PassFlags flags_;
   Position at_;
   Pass pass_ = Pass::idle;
-  std::size_t path_ = 0;  ///< of passes that begin
+  std::size_t path_ = 0;  ///< for passes that begin
   std::uint32_t backwards_ = 0;
   int evaluations_ = 0;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The declared order of uses, and the check that every pass obeys it. Host logic only: nothing here moves.
+// The declared order of uses, and the check that each pass follows it. Host logic only: nothing here moves.
 #pragma once
 
 #include <cstddef>
@@ -31,30 +31,30 @@ class Schedule : public UseOrder {
   explicit Schedule(int rank) : rank_(rank) {}
 
   Pass pass() const { return pass_; }
-  /// Of the pass under way, or of the last one.
+  /// The order of the pass in progress, or of the last one.
   UseOrder const& order() const { return now_ == nullptr ? *this : *now_; }
-  /// Turns of the pass under way that are complete.
+  /// Number of complete turns of the pass in progress.
   std::size_t turns_done() const { return turns_; }
-  /// A backward pass is in progress, or an exception has interrupted it.
+  /// Whether a backward pass is in progress, or was interrupted by an exception.
   bool in_backward() const { return pass_ == Pass::backward; }
-  /// An exception has interrupted the backward pass, and it cannot go on.
+  /// Whether an exception has interrupted the backward pass, so that it cannot go on.
   bool backward_broken() const { return broken_; }
-  /// A forward pass has begun and is not complete.
+  /// Whether a forward pass has begun and is not complete.
   bool in_forward() const { return pass_ == Pass::forward && next_ < order().size(); }
-  /// The module that comes next. @pre in_forward()
+  /// The next module. @pre in_forward()
   std::string_view next_module() const { return order().module_name(next_); }
   bool is_open() const { return open_; }
-  /// The backward pass in progress has completed `use`.
+  /// Whether the backward pass in progress has completed `use`.
   bool backward_done(std::size_t use) const { return use >= next_; }
 
   /// @throws UsageError if a use is open, naming its module
   /// @param what  the refused action, for the message
   void expect_closed(std::string_view what) const {
-    FSDP_EXPECTS(!open_, "rank {}: {}, but {} of '{}' has not ended", rank_, what, name(open_pass()),
+    FSDP_EXPECTS(!open_, "rank {}: {}, but {} of '{}' has not ended; end it first", rank_, what, name(open_pass()),
                  module_name(current_));
   }
 
-  /// A forward use begins. @return true if it is the first of a new pass
+  /// Begins a forward use. @return true if it is the first of a new pass
   /// @param path  order of a new pass, which must outlive it; nullptr: the declared one
   /// @throws OrderError naming both modules if another use was declared next; UsageError if one is open
   /// @pre no backward pass is under way
@@ -73,7 +73,7 @@ class Schedule : public UseOrder {
     ++next_;
   }
 
-  /// A backward use begins, or a use is recomputed. @return true if it is the first of a new pass
+  /// Begins a backward use, or the recomputation of a use. @return true if it is the first of a new pass
   /// @param pass         backward or recompute
   /// @param activations  such a pass writes no gradients, and comes to every use
   /// @throws as begin_forward
@@ -111,8 +111,8 @@ class Schedule : public UseOrder {
     return false;
   }
 
-  /// @return whether backward passes do not come to the use: nothing at or below it trains; or do not recompute it:
-  /// nothing at or below its segment's last use does. If a path repeats the use: whether the pass is complete
+  /// @return whether backward passes do not come to the use, because no unit at or below it trains, or do not recompute
+  /// it, because none at or below its segment's last use does. If a path repeats the use: whether the pass is complete
   /// @param pass  backward or recompute
   /// @throws OrderError if it is called before the backward pass is complete; UsageError if a use is open
   bool skips_backward(Pass pass, std::size_t use) const {
@@ -134,13 +134,13 @@ class Schedule : public UseOrder {
     return false;
   }
 
-  /// Forgets a pass under way: the next use starts a new forward pass.
+  /// Abandons a pass in progress: the next use starts a new forward pass.
   void reset() {
     pass_ = Pass::idle;
     next_ = 0;
     open_ = broken_ = activations_ = false;
   }
-  /// An exception has ended the use under way. The pass is forgotten, unless it writes gradients.
+  /// Ends the use in progress after an exception. The pass is abandoned, unless it writes gradients.
   void interrupt() {
     if (pass_ != Pass::backward || activations_) return reset();
     open_ = false;
@@ -166,7 +166,7 @@ class Schedule : public UseOrder {
   std::size_t first_before(std::size_t use) const {
     return order().ends_segment(use - 1) ? order().segment(use - 1) : none;
   }
-  /// The next turn of the backward pass under way, or the first one of the next backward pass.
+  /// The next turn of the backward pass in progress, or the first one of the next backward pass.
   Turn next_backward() const {
     auto const again = pass_ == Pass::forward ? first_before(order().size()) : recompute_;
     if (again != none) return {Pass::recompute, again};
@@ -176,7 +176,7 @@ class Schedule : public UseOrder {
   void expect_next(Pass pass, std::size_t use) const {
     if (open_) expect_closed(formatted("{} of '{}' begins", name(pass), module_name(use)));
   }
-  /// The last use of the backward pass under way, or of the next one.
+  /// The last use of the backward pass in progress, or of the next one.
   std::size_t pass_end() const { return activations_ ? 0 : order().backward_end(); }
   void enter(std::size_t use) {
     open_ = true;
@@ -190,11 +190,11 @@ class Schedule : public UseOrder {
   }
 
   int rank_;
-  UseOrder const* now_ = nullptr;  ///< of the pass under way, or of the last one; nullptr: the declared order
+  UseOrder const* now_ = nullptr;  ///< of the pass in progress, or of the last one; nullptr: the declared order
   Pass pass_ = Pass::idle;
   std::size_t next_ = 0;          ///< forward: uses done; backward: uses still to do
   std::size_t recompute_ = none;  ///< backward: the use that is recomputed next; none: the next turn is a backward
-  std::size_t turns_ = 0;         ///< of the pass under way that are complete
+  std::size_t turns_ = 0;         ///< complete turns of the pass in progress
   std::size_t current_ = 0;       ///< the use under way while open_, in the declared order
   bool open_ = false;
   bool broken_ = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A simulator: computes when each operation of a run begins and ends, from the costs of primitives.
+// Simulates a run: computes begin and end of each operation from the costs of primitives.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,8 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 /// Time of one operation, in any unit.
 struct Cost {
   double fixed = 0, per_byte = 0;
-  double per_element = 0;  ///< of Operation::elements: for primitives that move other bytes than they write
+  /// cost for each of Operation::elements, for primitives whose moved bytes are not the written ones
+  double per_element = 0;
 
   double of(step::Operation const& operation) const {
     return fixed + per_byte * static_cast<double>(operation.bytes) +
@@ -33,20 +34,20 @@ struct CollectiveCost {
   step::Group group{};
   Cost cost;
 };
-/// By primitive; collectives of a group take `factor` times as long, because groups within a node are faster than
-/// others.
+/// Cost of each primitive. Collectives of a group take `factor` times as long, because groups within a node are faster
+/// than others.
 struct Costs {
   static constexpr std::size_t no_link = step::groups;
 
   std::array<Cost, step::primitives> primitive{};
-  /// Of a collective that has entries here, the fastest of them counts instead of the primitive's cost.
+  /// Costs of collectives by several algorithms: the fastest entry replaces the primitive's cost.
   std::vector<CollectiveCost> collectives{};
-  /// By group: the number of the link that its collectives use, below step::groups; no_link: nothing else uses it. See
+  /// By group: index of the link that its collectives use, below step::groups; no_link: nothing else uses it. See
   /// [Note: Shared links].
   std::array<std::size_t, step::groups> link{no_link, no_link, no_link, no_link, no_link, no_link};
   std::array<double, step::groups> factor{1, 1, 1, 1, 1, 1};
-  /// By phase and use, in the order of declaration: time of a module's kernels, which a trace has. One for each use, or
-  /// none: the primitive's cost. A use that is recomputed takes its time of a forward pass.
+  /// Times of modules' kernels by phase and use, in the order of declaration: a trace contains them. One for each use,
+  /// or none: the primitive's cost. A use that is recomputed takes its time of a forward pass.
   std::array<std::vector<double>, phases.size()> modules{};
 
   Cost& operator[](step::Primitive which) { return primitive[static_cast<std::size_t>(which)]; }
@@ -57,13 +58,15 @@ struct Costs {
     bool const again = operation.primitive == step::Primitive::recompute;
     auto const& module = modules[static_cast<std::size_t>(again ? Phase::forward : at.phase)];
     if (computes(operation.primitive) && !module.empty()) {
-      FSDP_EXPECTS(at.use < module.size(), "simulate: costs of {} uses in {}, but there is a use {}", module.size(),
-                   name(at.phase), at.use);
+      FSDP_EXPECTS(
+          at.use < module.size(),
+          "simulate: got times of {} modules for {}, but the program has use {}; give one for each use, or none",
+          module.size(), name(at.phase), at.use);
       return module[at.use];
     }
     return fastest(operation).of(operation) * factor[static_cast<std::size_t>(operation.group)];
   }
-  /// The part of it in which a collective occupies its link: all but what is fixed.
+  /// The part of the cost in which a collective occupies its link: all but the fixed part.
   double on_link(step::Operation const& operation) const {
     if (link[static_cast<std::size_t>(operation.group)] == no_link) return 0;
     auto cost = fastest(operation);
@@ -90,7 +93,7 @@ struct Costs {
 /// needs it, and the sum of the times is right whoever is served first.
 class SharedLink {
  public:
-  /// Takes `seconds` of free time from `begin` on. @return when they end
+  /// Takes `seconds` of free time from `begin` on. @return the time at which they end
   double take(double begin, double seconds) {
     if (seconds <= 0) return begin;
     auto first = busy_.size();  // of the spans that end after `begin`
@@ -127,7 +130,7 @@ class Simulator {
     for (auto const& costs : ranks) ranks_.push_back({costs, step::PerCell<Ends>(program.buffers), {}, {}, {}});
   }
 
-  /// A module's kernels are about to run: they wait for this further unit too.
+  /// Adds a unit that the next module's kernels wait for too.
   void await(step::Operation const& beside) {
     for (auto& rank : ranks_) rank.streams[static_cast<std::size_t>(beside.stream)] = begin(rank, beside).begin;
   }
@@ -144,13 +147,13 @@ class Simulator {
   }
   /// Begin and end of each operation so far.
   std::vector<TimeSpan> const& spans(std::size_t rank = 0) const { return ranks_[rank].spans; }
-  /// Forgets begins and ends of operations so far; later ones wait for them as before.
+  /// Forgets the spans so far; later operations wait for them as before.
   void forget_spans() {
     for (auto& rank : ranks_) rank.spans.clear();
   }
 
  private:
-  /// When accesses to a cell so far have ended.
+  /// End times of the accesses to a cell so far.
   struct Ends {
     double write = 0;
     double read = 0;  ///< by this rank and by peers
@@ -184,7 +187,7 @@ class Simulator {
         last = std::max(last, span.end);
       }
   }
-  /// The members of a collective begin together.
+  /// Begins a collective on its members together.
   void meet(step::Operation const& operation) {
     std::vector<double> begins;
     for (auto const& rank : ranks_) begins.push_back(rank.spans.back().begin);
@@ -193,14 +196,15 @@ class Simulator {
         if (share_group(operation, i, j))
           ranks_[i].spans.back().begin = std::max(ranks_[i].spans.back().begin, begins[j]);
   }
-  /// Among the members of the group of a rank.
+  /// The latest end among the members of a rank's group.
   double last_end(step::Operation const& operation, std::size_t rank) const {
     double end = 0;
     for (std::size_t other = 0; other < ranks_.size(); ++other)
       if (share_group(operation, rank, other)) end = std::max(end, ranks_[other].spans.back().end);
     return end;
   }
-  /// See Placement: shard groups are consecutive ranks, replicas have equal places in them.
+  /// Whether two ranks share a group: shard groups are consecutive ranks, replicas have equal places in them (see
+  /// Placement).
   bool share_group(step::Operation const& operation, std::size_t rank, std::size_t other) const {
     auto const members = static_cast<std::size_t>(operation.ranks);
     auto const number = std::max<std::size_t>(ranks_.size() / members, 1);
@@ -218,10 +222,10 @@ class Simulator {
 
 /// A simulated run.
 struct Simulation {
-  std::vector<step::Executed> operations;    ///< in the order in which they are enqueued; the same on all ranks
-  std::vector<std::vector<TimeSpan>> spans;  ///< by rank: of each operation
+  std::vector<step::Executed> operations;    ///< in the order in which they are enqueued; equal on all ranks
+  std::vector<std::vector<TimeSpan>> spans;  ///< by rank: span of each operation
 
-  /// When the last operation ends for which `is(Operation const&, Position const&)` is true.
+  /// The end of the last operation for which `is(Operation const&, Position const&)` is true.
   template <class Is>
   double end_if(Is const& is, std::size_t rank = 0) const {
     double end = 0;
@@ -229,11 +233,11 @@ struct Simulation {
       if (is(operations[i].operation, operations[i].at)) end = std::max(end, spans[rank][i].end);
     return end;
   }
-  /// When the last operation ends.
+  /// The end of the last operation.
   double end(std::size_t rank = 0) const {
     return end_if([](auto const&, auto const&) { return true; }, rank);
   }
-  /// When the last operation of a primitive in a step ends.
+  /// The end of the last operation of a primitive in a step.
   double end_of(step::Primitive primitive, std::uint32_t step = 0, std::size_t rank = 0) const {
     return end_if([&](step::Operation const& operation,
                       step::Position const& at) { return operation.primitive == primitive && at.step == step; },

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Input of compile_program(), and options that a backward pass lacks.
+// Input of compile_program(), and the options that a backward pass lacks.
 #pragma once
 
 #include <array>
@@ -18,47 +18,47 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// What lies in host memory: see [Note: Offloading].
+/// State that is kept in host memory: see [Note: Offloading].
 struct Offloaded {
   bool moments = false, masters = false, gradients = false;
   bool any() const { return moments || masters || gradients; }
 };
 
-/// A unit, as far as a step depends on it.
+/// A unit, as input of a step.
 struct StepUnit {
   std::int64_t elements = 0;           ///< padded
   std::string name{};                  ///< for texts
   bool shards = true;                  ///< false: every rank keeps it whole
   bool reshards_after_forward = true;  ///< false: unsharded from forward until after backward
-  bool sets_gradients = false;         ///< its modules store fresh gradients: only padding is zeroed for them
+  bool sets_gradients = false;         ///< set if its modules store fresh gradients: only padding is zeroed for them
   bool padded = false;                 ///< some elements belong to no tensor
-  bool frozen = false;                 ///< it does not train: no gradient, no update
-  bool skips_gradients = false;        ///< its modules do not write gradients that are not wanted
+  bool frozen = false;                 ///< set if it does not train: no gradient, no update
+  bool skips_gradients = false;        ///< set if its modules do not write gradients that are not wanted
   bool hooked = false;                 ///< functions of the caller follow its reductions
   ElementTypes types{};                ///< `master`: of the shard that is in device memory
-  bool offloads_masters = false;       ///< its masters are fp32 and lie in host memory
+  bool offloads_masters = false;       ///< set if its masters are fp32 in host memory
   static constexpr std::uint32_t none = ~0u;
-  /// A module's tensors of several kinds lie in several units. The first of them has the module's uses; this is its
-  /// index, for the others. none: the unit has uses of its own.
+  /// A module's tensors of several kinds lie in several units. For all but the first: the index of the first, which has
+  /// the module's uses. none: the unit has uses of its own.
   std::uint32_t beside = none;
 };
 
 /// An order of uses besides the declared one: see [Note: Paths].
 struct StepPath {
   std::string name;
-  std::vector<std::size_t> uses;  ///< of the declared order
-  PrefetchLists prefetch{};       ///< of each of them, by place in the path; empty: prefetch_by_depth of 1 and 1
+  std::vector<std::size_t> uses;  ///< indices of uses in the declared order
+  PrefetchLists prefetch{};       ///< by place in the path; empty: prefetch_by_depth of 1 and 1
 };
 
 /// Declarations and sizes from which a step is compiled. Equal on all ranks.
 struct StepInput {
   std::vector<StepUnit> units;
-  /// The unit of each use, in forward order; empty: each unit that has uses of its own once, in order.
+  /// The unit of each use, in forward order; empty: one use for each unit with uses of its own, in order.
   std::vector<std::size_t> uses;
-  std::vector<std::string> modules;  ///< of each use, for texts; empty: numbers
+  std::vector<std::string> modules;  ///< name of each use, for texts; empty: numbers
   /// Uses of modules whose tensors are all frozen, whatever else their units have.
   std::vector<std::size_t> frozen_uses;
-  /// By use: the first use of its segment, Schedule::none for a use of no segment; empty: no use is recomputed. See
+  /// For each use, the first use of its segment; Schedule::none: it is in no segment; empty: no use is recomputed. See
   /// [Note: Segments].
   std::vector<std::size_t> segments{};
   int shards = 1;                        ///< ranks per shard group of units that shard
@@ -72,16 +72,17 @@ struct StepInput {
   bool allow_no_sync = false;            ///< micro-steps need not reduce
   bool allow_no_replica_sync = false;    ///< micro-steps need not all-reduce over replicas of shards
   bool allow_frozen_parameters = false;  ///< backward passes may write no gradients
-  std::int64_t bucket_bytes = 0;         ///< of an all-reduce, where backward writes gradient shards; 0: one a unit
-  std::int64_t first_bucket_bytes = 0;   ///< and of the first one
+  /// size of an all-reduce, where backward writes gradient shards; 0: one for each unit
+  std::int64_t bucket_bytes = 0;
+  std::int64_t first_bucket_bytes = 0;  ///< size of the first all-reduce
   Offloaded offload{};
-  std::optional<DType> wire{};  ///< what fp32 gradients are rounded to for the sum over ranks; not set: nothing
+  std::optional<DType> wire{};  ///< type that fp32 gradients are rounded to for the sum over ranks; not set: none
   detail::FixedArray<StepPath> paths{};
-  /// A unit that no backward pass of a step comes to gets a gradient of zeroes; false: it gets none.
+  /// Gives a unit that no backward pass of a step comes to a gradient of zeroes; false: it gets none.
   bool zeros_for_absent = false;
 };
 
-/// By unit: neither it nor a unit beside it has parameters.
+/// For each unit, whether neither it nor a unit beside it has parameters.
 inline detail::FixedArray<bool> empty_units(StepInput const& input) {
   detail::FixedArray<bool> empty(input.units.size());
   for (auto& unit : empty) unit = true;
@@ -114,7 +115,7 @@ inline MissingOption missing_option(Program const& program, StepInput const& inp
   return {};
 }
 
-/// The flags of all kinds of backward passes for which no option is missing.
+/// Flags of all kinds of backward passes for which no option is missing.
 class AllowedFlags {
  public:
   [[gnu::cold]] AllowedFlags(Program const& program, StepInput const& input) {

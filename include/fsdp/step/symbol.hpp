@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The content of a cell, in symbols.
+// The symbolic content of a cell.
 #pragma once
 
 #include <compare>
@@ -10,7 +10,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::step {
 
-/// One term of a sum of gradients: what one use adds in one micro-step.
+/// A term of a sum of gradients: the contribution of one use in one micro-step.
 struct Term {
   std::uint32_t micro_step = 0;
   std::uint32_t use = 0;  ///< its place in the path
@@ -18,7 +18,7 @@ struct Term {
 };
 /// The share of a term in a sum.
 struct Share {
-  int times = 1;  ///< it was added
+  int times = 1;  ///< how often it was added
   int ranks = 1;  ///< over which it is summed
   friend auto operator<=>(Share const&, Share const&) = default;
 };
@@ -30,9 +30,9 @@ struct Symbol {
   Kind kind = Kind::nothing;
   bool used_up = false;  ///< nothing may read it any more
   bool padded = false;   ///< elements that belong to no tensor may be other than zero
-  bool hooked = false;   ///< of gradients: functions of the caller have seen this sum
+  bool hooked = false;   ///< for gradients: functions of the caller have seen this sum
   std::uint32_t unit = 0;
-  std::uint32_t step = 0;         ///< of parameters: updates before them
+  std::uint32_t step = 0;         ///< for parameters: number of updates before them
   std::map<Term, Share> terms{};  ///< of gradients
 
   bool holds(Kind what) const { return kind == what && !used_up; }

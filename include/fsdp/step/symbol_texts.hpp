@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a cell holds, in words.
+// Texts of the symbolic content of cells, for messages.
 #pragma once
 
 #include <cstddef>

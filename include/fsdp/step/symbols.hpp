@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A check of a program: tracks the content of each cell while operations run, and finds operations whose input has the
+// Checks a program: tracks the content of each cell while operations run, and finds operations whose input has the
 // wrong content.
 #pragma once
 
@@ -94,7 +94,7 @@ class Symbols : SymbolTexts {
   void fill(Cells cells, Symbol const& content) {
     for (auto& cell : cells_[cells]) cell = content;
   }
-  /// The unit whose gradients the cell is for.
+  /// The unit whose gradients are in the cell.
   std::uint32_t unit_of(Cells cells, std::uint32_t index) const {
     return cells.pool == Pool::gradient ? buffers_->unit_of_gradient(cells.first + index) : now_->unit;
   }
@@ -114,7 +114,8 @@ class Symbols : SymbolTexts {
     problems_.push_back(
         formatted("{}: {}: expected {}, found {}", where(), to_text(*program_, cell), expected, text(found)));
   }
-  /// Calls `check(unit, Symbol)` for every cell. It returns what it expects instead, or "".
+  /// Calls `check(unit, Symbol)` for every cell. It returns a text of the expected content, or "" if the content is
+  /// right.
   template <class Check>
   void expect(Cells cells, Check const& check) {
     auto const contents = cells_[cells];
@@ -130,7 +131,7 @@ class Symbols : SymbolTexts {
     });
     for (auto& cell : cells_[cells]) cell.padded = cell.kind != Symbol::Kind::zeroes;
   }
-  /// Nothing may read the content any more, but zeroes stay zeroes.
+  /// Uses a content up: nothing may read it any more, but zeroes stay zeroes.
   void use_up(Cells cells) {
     for (auto& cell : cells_[cells]) cell.used_up = cell.kind != Symbol::Kind::zeroes;
   }
@@ -166,7 +167,7 @@ class Symbols : SymbolTexts {
     }
   }
 
-  /// A reader needs the sum of whole micro-steps.
+  /// Expects the sum of whole micro-steps, for a reader.
   /// @param ranks   over which terms are summed; 0: over one or all
   /// @param latest  the micro-step under way must be in it
   void expect_sum(Cells cells, int ranks, bool latest = true) {
@@ -204,7 +205,7 @@ class Symbols : SymbolTexts {
     expect_sum(accesses[1].cells, ranks, false);
     for (auto& cell : cells_[accesses[1].cells]) cell.merge(from);
   }
-  /// The accumulator is used up.
+  /// Adds the accumulator, which is used up.
   void add(std::span<Access const> accesses) {
     for (auto const& access : accesses) expect_sum(access.cells, 1, access.mode == Mode::add);
     auto& from = cells_[accesses[0].cells][0];
@@ -238,13 +239,13 @@ class Symbols : SymbolTexts {
     for (auto& cell : cells_[cells])
       for (auto& [term, share] : cell.terms) share.ranks *= now_->ranks;
   }
-  /// Terms that are equal on all ranks already stay as they are.
+  /// Averages a content over ranks. Terms that are equal on all ranks already stay as they are.
   void average(Symbol& content) const {
     for (auto& [term, share] : content.terms) share.ranks = std::max(share.ranks, now_->ranks);
     content.hooked = false;
   }
 
-  // A bucket that is rounded.
+  // Name of a bucket that is rounded.
   std::string bucket_text() const { return formatted("gradients of bucket {}", now_->bucket); }
   void pack(std::span<Access const> accesses) {
     expect_sum(accesses[0].cells, 0);
@@ -265,8 +266,8 @@ class Symbols : SymbolTexts {
     use_up(accesses[0].cells);
   }
 
-  /// Gradient shards hold all terms since the last update, each once, over all ranks.
-  /// @param hooked  and functions of the caller have seen this sum, or have not
+  /// Expects that gradient shards hold all terms since the last update, each once, over all ranks.
+  /// @param hooked  whether functions of the caller have seen this sum
   void expect_due(Cells cells, bool hooked) {
     expect(cells, [&](std::uint32_t unit, Symbol const& content) -> std::string {
       auto due = gradients(unit, false);
@@ -300,7 +301,7 @@ class Symbols : SymbolTexts {
       for (auto& cell : cells_[cells]) cell.used_up = cell.padded = true;
     due_[unit].clear();
   }
-  /// Between host memory and a staging slot.
+  /// Moves a content between host memory and a staging slot.
   void stage(std::span<Access const> accesses) {
     auto const from = accesses[0].cells;
     if (from.pool == Pool::offloaded || from.pool == Pool::staged)
@@ -317,7 +318,7 @@ class Symbols : SymbolTexts {
   PerCell<Symbol> cells_;
   std::vector<std::set<Term>> due_;     ///< by unit: since its last update
   std::vector<std::uint32_t> updates_;  ///< by unit
-  std::vector<Symbol> packed_;          ///< of the cells of a bucket, in its wire
+  std::vector<Symbol> packed_;          ///< contents of a bucket's cells, in its wire
   std::uint32_t bucket_of_wire_ = Operation::none;
   Operation const* now_ = nullptr;
   Position at_;

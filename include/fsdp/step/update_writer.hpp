@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations of norms and updates, which run between passes.
+// Operations of norms and updates, which run between passes.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ class UpdateWriter : protected OperationWriter {
  protected:
   using OperationWriter::OperationWriter;
 
-  /// Units that train take turns in the staging slots.
+  /// Assigns the staging slots in turn to units that train.
   [[gnu::cold]] void place_staged() {
     auto& p = program_;
     std::uint32_t turn = 0;
@@ -44,7 +44,7 @@ class UpdateWriter : protected OperationWriter {
     if (!unit.trains()) {
       none(p.norms, Primitive::norm);
       if (unit.empty()) return none(p.updates, Primitive::update);
-      // For imports; they follow passes of all kinds.
+      // Updates serve imports too, which follow passes of all kinds.
       append(p.updates, Primitive::update, StreamKind::compute, u, {adds(p.buffers.of_unit(Pool::master, u))}).records =
           any_facts;
       return;

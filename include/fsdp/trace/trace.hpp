@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ran when, on which stream: stamps that the streams themselves write, and the hook that costs a branch when off.
+// Traces: begin and end of the work on each stream. The streams write the time stamps; a disabled trace costs a branch
+// per span.
 #pragma once
 
 #include <time.h>
@@ -22,7 +23,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// One piece of work on one stream.
+/// A span of work on one stream.
 ///
 /// [Note: What a span covers] It begins when the work begins to run, after the stream's waits for events of its own
 /// rank: what a stream waits is a gap before the span, no part of it. A collective waits for its peers inside, and that
@@ -41,7 +42,8 @@ struct TraceSpan {
 
   /// Moves data between ranks. The all-reduce of a gradient norm does so on the compute stream.
   bool communicates() const { return what == "all-gather" || what == "reduce-scatter" || what == "all-reduce"; }
-  /// What is neither is local work of a communication stream: casts and accumulations without a collective.
+  /// Whether the span computes. A span that neither communicates nor computes is local work of a communication stream:
+  /// a cast, or an accumulation without a collective.
   bool computes() const { return kind == StreamKind::compute && !communicates(); }
 };
 
@@ -55,7 +57,7 @@ inline std::int64_t steady_ns() {
   return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-/// Writes the time at which the stream arrives here.
+/// A kernel that writes the time at which the stream reaches it.
 struct Stamp {
   template <class Block>
   FSDP_HD void operator()(Block const& block, std::int64_t, std::int64_t* out) const {
@@ -70,12 +72,12 @@ struct Stamp {
   }
 };
 
-/// What is to be added to another clock, from observations that bound it on either side.
+/// The offset to add to another clock, from observations that bound it on either side.
 class ClockOffset {
  public:
   void at_least(std::int64_t ns) { low_ = std::max(low_, ns); }
   void at_most(std::int64_t ns) { high_ = std::min(high_, ns); }
-  /// 0 where the bounds allow it: then the clocks are the same one. Else the middle.
+  /// The offset: 0 if the bounds allow it, because then the clocks may be the same one; else their middle.
   std::int64_t value() const { return low_ <= 0 && high_ >= 0 ? 0 : low_ + (high_ - low_) / 2; }
 
  private:
@@ -83,7 +85,7 @@ class ClockOffset {
   std::int64_t high_ = std::numeric_limits<std::int64_t>::max() / 4;
 };
 
-/// A device's own range on a profiler's timeline (cuda::NvtxRange), or nothing.
+/// Stands for a range on a profiler's timeline (cuda::NvtxRange) on devices without one.
 struct NoRange {
   NoRange() = default;
   NoRange(std::string_view, std::string_view, std::string_view) {}
@@ -178,7 +180,7 @@ class Tracer {
 
   std::int64_t* stamp(std::size_t span) { return stamps_.template as<std::int64_t>() + 2 * span; }
 
-  /// What leads from the stamps' clock to the host's: a stamp is taken between two looks at the host's.
+  /// The offset of the host's clock to the stamps': a stamp is taken between two readings of the host's clock.
   std::int64_t offset_to_host(Stream& stream) {
     detail::ClockOffset offset;
     for (int round = 0; round < 4; ++round) {
@@ -198,24 +200,25 @@ class Tracer {
   std::size_t lost_ = 0;
   std::int64_t step_;
   bool updated_ = false;                ///< the last span belongs to an optimizer step
-  detail::FixedArray<Record> records_;  ///< so many as there is room for
+  detail::FixedArray<Record> records_;  ///< one for each span of the capacity
   std::size_t first_ = 0;               ///< number of the span in the first record
-  std::size_t size_ = 0;                ///< those that are taken
+  std::size_t size_ = 0;                ///< number of records in use
 };
 
-/// Where spans are recorded. Without a tracer begin() and Scope::end() are a branch each. On a device that has ranges
-/// of its own (CUDA: NVTX), every scope is one as well, on the calling thread's timeline, with or without a tracer.
+/// Records spans if a tracer is attached. Without a tracer begin() and Scope::end() are a branch each. On a device that
+/// has ranges of its own (CUDA: NVTX), every scope is one as well, on the calling thread's timeline, with or without a
+/// tracer.
 template <Device D>
 class TraceHook {
  public:
   using Stream = typename D::Stream;
 
-  /// A span under way. One that is dropped without end() is left out of the trace, and so is one that is open when the
-  /// trace is collected or stopped. The hook must outlive it.
+  /// A span in progress. One that is dropped without end() is left out of the trace, and so is one that is open when
+  /// the trace is collected or stopped. The hook must outlive it.
   class Scope {
    public:
     Scope() = default;
-    /// What `stream` does next is no longer part of the span.
+    /// Ends the span: later work of `stream` is not part of it.
     void end() {
       range_.end();
       if (hook_ == nullptr) return;
@@ -241,8 +244,8 @@ class TraceHook {
   /// The first number that no span has, of any tracer so far.
   std::size_t next_span() const { return tracer_ == nullptr ? next_span_ : tracer_->next_span(); }
 
-  /// What `stream` does next, until Scope::end(), is a span. Call it after the waits of the work, see
-  /// [Note: What a span covers].
+  /// Begins a span: the work of `stream` until Scope::end(). Call it after the waits of the work, see [Note: What a
+  /// span covers].
   [[nodiscard]] Scope begin(Stream& stream, StreamKind kind, std::string_view unit, std::string_view what,
                             std::string_view pass, std::int64_t bytes = 0) const {
     Scope scope(typename Scope::Range(unit, pass, what == pass ? std::string_view{} : what));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All ranks' spans in one place, on one clock, and as a Chrome/Perfetto trace.
+// Collects the spans of all ranks on one clock, and writes them as a Chrome/Perfetto trace.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 namespace detail {
 
-/// Reads what pack() wrote.
+/// Reads a text of pack().
 class Unpacker {
  public:
   explicit Unpacker(std::string_view text) : rest_(text) {}
@@ -69,7 +69,7 @@ inline std::vector<TraceSpan> unpack(std::string_view text, std::int64_t shift) 
   return spans;
 }
 
-/// What `other`'s clock lacks to `first`'s, from pairs of times of either: before and after the same exchanges.
+/// The offset to add to `other`'s clock for `first`'s, from times of both clocks before and after the same exchanges.
 ///
 /// [Note: One clock] What a rank put into an exchange at its time s was taken out by another at its time e, which is
 /// later: that bounds the difference of the two clocks from one side, and the way back from the other. Several rounds
@@ -86,7 +86,7 @@ inline std::int64_t clock_offset(std::string_view first, std::string_view other)
   return offset.value();
 }
 
-/// The difference of every rank's host clock to rank 0's; on rank 0 alone. @note Collective: yes; blocks.
+/// The offset of each rank's host clock to rank 0's; on rank 0 only. @note Collective: yes; blocks.
 template <class C>
 std::vector<std::int64_t> clock_offsets(C& world) {
   constexpr int rounds = 8;
@@ -127,7 +127,7 @@ inline std::string json_us(std::int64_t ns) {
 
 }  // namespace detail
 
-/// Every rank's spans, on rank 0's clock; on other ranks nothing.
+/// Gathers all ranks' spans, on rank 0's clock; on other ranks the result is empty.
 /// @note Collective: yes; blocks the calling thread. The spans travel as text over the control plane.
 template <class C>
 std::vector<std::vector<TraceSpan>> gather_trace(C& world, std::vector<TraceSpan> const& mine) {
@@ -141,8 +141,8 @@ std::vector<std::vector<TraceSpan>> gather_trace(C& world, std::vector<TraceSpan
   return ranks;
 }
 
-/// Ranks' spans as a Chrome trace (https://ui.perfetto.dev and chrome://tracing open it): a process per rank, a thread
-/// per stream, times from the first span on.
+/// Writes ranks' spans as a Chrome trace (https://ui.perfetto.dev and chrome://tracing open it): a process per rank, a
+/// thread per stream, times from the first span on.
 inline std::string chrome_trace(std::vector<std::vector<TraceSpan>> const& ranks) {
   auto origin = std::numeric_limits<std::int64_t>::max();
   for (auto const& spans : ranks)

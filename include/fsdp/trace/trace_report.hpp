@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much of the communication compute hides: interval arithmetic over one rank's spans, and a table of it.
+// Reports the overlap of communication with compute: interval arithmetic over one rank's spans, and a table.
 #pragma once
 
 #include <algorithm>
@@ -14,35 +14,35 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// Seconds of a set of spans.
+/// Times of a set of spans, in seconds.
 struct OverlapTimes {
   double communication = 0.0;  ///< t_comm: at least one of the set's collectives runs
   double compute = 0.0;        ///< t_comp: the set computes
-  double exposed = 0.0;        ///< the set communicates and no unit computes
+  double exposed = 0.0;        ///< compute waits for communication: the set communicates and no unit computes
   double slowdown = 0.0;       ///< t_comp a step against the reference's; 0: no reference
 
-  /// t_overlapped: what the set takes with overlap; exposed = t_overlapped - t_comp.
+  /// t_overlapped: time of the set with overlap; exposed = t_overlapped - t_comp.
   double overlapped() const { return compute + exposed; }
   double exposed_share() const { return communication > 0.0 ? exposed / communication : 0.0; }
 };
 
-/// One rank's spans in figures. Its own times are those of all spans.
+/// Overlap of one rank's spans. The inherited times are those of all spans.
 struct OverlapReport : OverlapTimes {
   struct Row : OverlapTimes {
     std::string name;
   };
-  double wall = 0.0;  ///< of each step from its first begin to its last end; what several steps share counts once
-  /// What of `exposed` runs behind the last backward of its pass, where nothing is left to compute: the root's own
-  /// reduction (and the last bucket of NoShard).
+  double wall = 0.0;  ///< of each step from its first begin to its last end; time shared by steps counts once
+  /// The part of `exposed` after the last backward of a pass, when there is nothing left to compute: the reduction of
+  /// the root (and the last bucket of NoShard).
   double final_reduction = 0.0;
   std::int64_t steps = 0;  ///< different values of TraceSpan::step
 
   std::vector<Row> passes;  ///< in order of appearance
-  /// By unit, in order of appearance. Units that are exposed at the same time both count it, so the rows' sum may
-  /// exceed the total.
+  /// One row for each unit, in order of appearance. Time in which compute waits for two units counts for both, so the
+  /// rows' sum may exceed the total.
   std::vector<Row> units;
 
-  /// Nothing computes or communicates: the host is late, or prepares data, or a stream does local work.
+  /// Time without compute and communication: the host is late, or prepares data, or a stream does local work.
   double idle() const { return wall - overlapped(); }
 };
 
@@ -68,7 +68,7 @@ inline std::int64_t length(std::vector<Interval> const& joined) {
   for (auto const& interval : joined) sum += interval.second - interval.first;
   return sum;
 }
-/// The length of what is in `intervals` and not in `joined`.
+/// The length of the time in `intervals` and not in `joined`.
 inline std::int64_t length_outside(std::vector<Interval> const& joined, std::vector<Interval> intervals) {
   intervals.insert(intervals.end(), joined.begin(), joined.end());
   return length(united(std::move(intervals))) - length(joined);
@@ -76,7 +76,8 @@ inline std::int64_t length_outside(std::vector<Interval> const& joined, std::vec
 
 inline double seconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-9; }
 
-/// For each span, in the order of enqueueing: it reduces gradients, and no backward compute follows it in its pass.
+/// For each span, in the order of enqueueing: whether it reduces gradients, and no backward compute follows it in its
+/// pass.
 inline std::vector<bool> final_reductions(std::vector<TraceSpan> const& spans) {
   std::vector<bool> found(spans.size(), false);
   std::vector<std::size_t> pending;
@@ -98,7 +99,7 @@ inline std::vector<bool> final_reductions(std::vector<TraceSpan> const& spans) {
   return found;
 }
 
-/// Intervals of one set of spans.
+/// Intervals of a set of spans.
 struct Intervals {
   std::vector<Interval> compute, communication;
   void add(TraceSpan const& span) {
@@ -133,7 +134,8 @@ std::vector<OverlapReport::Row> overlap_rows(std::vector<TraceSpan> const& spans
 
 }  // namespace detail
 
-/// Communication that compute does not hide, from unions of intervals: in all, by pass and by unit.
+/// Computes exposed communication, the time in which compute waits for communication, from unions of intervals: in
+/// total, by pass and by unit.
 /// @param spans      one rank's, in the order in which they were enqueued
 /// @param reference  a run of the same units without communication beside compute; nullptr: no slowdown is reported
 inline OverlapReport overlap_report(std::vector<TraceSpan> const& spans, OverlapReport const* reference = nullptr) {
@@ -176,20 +178,19 @@ inline OverlapReport overlap_report(std::vector<TraceSpan> const& spans, Overlap
   return report;
 }
 
-/// The report in a line, in milliseconds a step.
+/// Formats the report as a line, in milliseconds per step.
 inline std::string summary(OverlapReport const& report) {
   double const scale = 1e3 / static_cast<double>(std::max<std::int64_t>(report.steps, 1));
   auto const rest = report.exposed - report.final_reduction;
   return formatted(
-      "{} step{} of {:.3f} ms: t_comm {:.3f}, t_comp {:.3f}, idle {:.3f}; exposed {:.3f} ({:.1f} %): {:.3f} after the "
-      "last backward (unavoidable), {:.3f} ({:.1f} %) elsewhere",
+      "{} step{} of {:.3f} ms: t_comm {:.3f}, t_comp {:.3f}, idle {:.3f}; exposed {:.3f} ms ({:.1f} %): {:.3f} ms "
+      "after the last backward (unavoidable), {:.3f} ms elsewhere",
       report.steps, report.steps == 1 ? "" : "s", report.wall * scale, report.communication * scale,
       report.compute * scale, report.idle() * scale, report.exposed * scale, report.exposed_share() * 100.0,
-      report.final_reduction * scale, rest * scale,
-      report.communication > 0.0 ? rest / report.communication * 100.0 : 0.0);
+      report.final_reduction * scale, rest * scale);
 }
 
-/// The report as a table, in milliseconds a step.
+/// Formats the report as a table, in milliseconds per step.
 inline std::string text(OverlapReport const& report) {
   std::size_t widest = 9;
   for (auto const& row : report.units) widest = std::max(widest, row.name.size());

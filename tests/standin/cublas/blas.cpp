@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What of cuBLAS proper serves where cuBLASLt has no algorithm: handles, and products of any types.
+// Functions of cuBLAS that are used where cuBLASLt has no algorithm: handles, and products of any types.
 #include <algorithm>
 #include <limits>
 
 #include "handles.hpp"
 #include "tests/standin/runtime/runtime.hpp"
 
-/// What a cublasHandle_t points to.
+/// The object of a cublasHandle_t.
 struct cublasContext {
   int device = 0;
   cudaStream_t stream = nullptr;

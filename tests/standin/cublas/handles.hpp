@@ -16,7 +16,7 @@
 
 namespace standin::cublas {
 
-/// What the whole process shares.
+/// State of the whole process.
 struct Shared {
   std::mutex mutex;
   Settings settings;

@@ -7,7 +7,7 @@
 #include "handles.hpp"
 #include "tests/standin/runtime/runtime.hpp"
 
-/// What a cublasLtHandle_t points to.
+/// The object of a cublasLtHandle_t.
 struct cublasLtContext {
   int device = 0;
 };
@@ -43,7 +43,7 @@ std::uint16_t alignment_of(void const* pointer, std::uintptr_t most) {
 }
 
 /// All algorithms for a problem, the best first: sums in parts for few results of many products each, then whole ones.
-/// Those that are rounded between the parts come first: whoever does not want them must say so.
+/// Algorithms that round between the parts come first: a caller that does not want them must say so.
 std::vector<Algorithm> algorithms_for(Problem const& problem) {
   Algorithm whole;
   whole.problem = problem.fingerprint();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a call asks for: the contents of cuBLASLt's opaque structures, and the operands.
+// The arguments of a call: the contents of cuBLASLt's opaque structures, and the operands.
 #pragma once
 
 #include <cublasLt.h>
@@ -101,7 +101,7 @@ struct Problem {
     return static_cast<std::int64_t>(operation.transpose_a == CUBLAS_OP_N ? a.columns : a.rows);
   }
   std::string text() const;
-  /// Of everything that an algorithm depends on, but the addresses.
+  /// A key of everything that an algorithm depends on, except the addresses.
   std::uint64_t fingerprint() const;
 };
 

@@ -89,7 +89,7 @@ void finish(Problem const& problem, std::int64_t batch, Sum const* sums) {
   }
 }
 
-/// What rounding to the result's type leaves of a sum.
+/// A sum after rounding to the result's type.
 template <class Out, class Sum>
 Sum rounded(Sum value) {
   return static_cast<Sum>(fsdp::widen(fsdp::narrow<Out>(value)));

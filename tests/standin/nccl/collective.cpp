@@ -151,7 +151,7 @@ void Collective::tell_input() const {
 #endif
 }
 
-/// What is in place already is not written.
+/// Data that are in place already are not written.
 void Collective::tell_output() const {
 #if STANDIN_TSAN
   auto const& communicator = *communicator_;

@@ -14,7 +14,7 @@
 
 namespace standin::nccl {
 
-/// What a program asked for.
+/// Arguments of a collective.
 struct Request {
   Operation operation{};
   std::byte const* send = nullptr;
@@ -50,7 +50,7 @@ class Collective {
   Collective& operator=(Collective const&) = delete;
   ~Collective();
 
-  /// What a stream calls until it returns true.
+  /// Function that a stream calls until it returns true.
   bool step();
   std::string const& what() const { return what_; }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What programs hold: communicators and memory, and whether they may use them.
+// Handles of programs: communicators and memory, and checks of their use.
 #pragma once
 
 #include <nccl.h>

@@ -30,7 +30,7 @@ int version();
 /// the host enqueued them, as NCCL does. Both are read when the device's first communicator is made.
 class Occupancy {
  public:
-  /// Of a device; made by the first call, as the environment says.
+  /// The occupancy of a device; made by the first call, as the environment says.
   static Occupancy& of(int device);
 
   /// A collective's place, taken when it is enqueued, and left when this is destroyed.

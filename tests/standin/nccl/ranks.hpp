@@ -38,7 +38,7 @@ inline void check(cudaError_t status, char const* call) {
 }
 #define STANDIN_CHECK(call) ::standin::test::check((call), #call)
 
-/// What the stand-ins report while this lives, instead of ending the process.
+/// Collects reports of the stand-ins while it lives; they do not end the process then.
 class Reports {
  public:
   Reports() : before_(set_handler(&take)) {
@@ -221,7 +221,7 @@ inline std::vector<Ended> in_processes(int ranks, std::function<void(int)> const
   }
   return result;
 }
-/// What processes that had to end well wrote, and how they ended; "" if all is well.
+/// Output and exit of processes that had to succeed; "" if all did.
 inline std::string failures(std::vector<Ended> const& all) {
   std::string text;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {

@@ -24,7 +24,7 @@ namespace {
 
 constexpr char magic[] = "standin";
 
-/// What an identifier holds.
+/// Content of an identifier.
 struct Address {
   char magic[8];
   std::int32_t process, file;

@@ -18,7 +18,7 @@ inline constexpr std::size_t piece_bytes = std::size_t{1} << 17;  ///< that a ra
 
 enum class Operation : std::uint32_t { all_gather, reduce_scatter, all_reduce, broadcast };
 
-/// What ranks must agree about in a collective.
+/// Arguments of a collective that must be equal on all ranks.
 struct Signature {
   Operation operation{};
   ncclDataType_t type{};
@@ -28,7 +28,7 @@ struct Signature {
   std::int64_t receive_offset = -1;
 };
 
-/// What the host of a rank says in a call that all ranks make.
+/// A message of a rank's host in a call that all ranks make.
 struct Mail {
   std::array<char, 32> call{};  ///< "ncclCommSplit"
   std::array<std::int64_t, 2> numbers{};
@@ -37,8 +37,8 @@ struct Mail {
 
 enum class SeatState : std::uint32_t { empty, joined, left, aborted };
 
-/// What a rank writes and its peers read. Of two entries of an array, the one of an even or odd number is in use; the
-/// other may still be read.
+/// Memory that a rank writes and its peers read. Of two entries of an array, the one of an even or odd number is in
+/// use; the other may still be read.
 struct alignas(64) Seat {
   std::atomic<SeatState> state;
   std::int32_t process;

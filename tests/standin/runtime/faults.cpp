@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the stand-in says when an access ends the process. Sanitizers say more themselves.
+// Reports of accesses that end the process. Sanitizers say more themselves.
 #include <csignal>
 
 #include "tests/standin/runtime/state.hpp"

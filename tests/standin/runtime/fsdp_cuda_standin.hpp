@@ -23,7 +23,7 @@ void clear_padding(void* copy) {
   __builtin_clear_padding(static_cast<T*>(copy));
 }
 
-/// What the stand-in knows of a kernel, made before main() in every program that may launch it.
+/// The stand-in's record of a kernel, made before main() in every program that may launch it.
 template <class Kernel, class... Args>
 struct KernelForStandin {
   static constexpr std::array<standin::Parameter, sizeof...(Args)> parameters{

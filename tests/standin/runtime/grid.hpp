@@ -11,7 +11,7 @@
 
 namespace standin {
 
-/// What a kernel did that a thread block may not do.
+/// A fault of a kernel in a thread block.
 using BlockFailure = emulated::Failure;
 
 /// The work of a launch: block after block, as tests/support/emulated_block.hpp runs them. With a seed, threads run in

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program's kernels tell the stand-in for the CUDA runtime.
+// Registration of a program's kernels with the stand-in for the CUDA runtime.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ struct Parameter {
   void (*clear_padding)(void* copy);
 };
 
-/// What every thread of a block does. @param index  of the block
+/// The function of every thread of a block. @param index  of the block
 using Body = std::function<void(std::int64_t index)>;
 
 /// A kernel of the program. Lives until the process ends, and is found by its function's address.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the stand-ins of cuBLASLt and NCCL ask of the stand-in for the CUDA runtime: its streams, its memory, its
+// Interface of the stand-in for the CUDA runtime, for the stand-ins of cuBLASLt and NCCL: its streams, its memory, its
 // reports. Programs under test call CUDA's own functions.
 //
 // The stand-ins execute programs written for GPUs on machines without one. They are linked instead of NVIDIA's
@@ -81,7 +81,7 @@ std::int64_t synchronizations();
 /// that may make it wait.
 using Counts = std::map<std::string_view, std::int64_t>;
 inline constexpr std::string_view host_waits = "waits of the host", pageable_copies = "copies of pageable memory";
-/// What the calling thread has called so far.
+/// Calls of the calling thread so far.
 Counts calls_of_thread();
 /// Counts a call of a library whose stand-in is not the runtime. The name lives for ever.
 void count_call(std::string_view function);

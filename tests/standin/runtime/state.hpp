@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the stand-in for the CUDA runtime knows: devices, streams, events, memory. One mutex guards it all; functions
+// State of the stand-in for the CUDA runtime: devices, streams, events, memory. One mutex guards it all; functions
 // whose names end in `_locked`, and members without a word of their own, are used with it held.
 #pragma once
 
@@ -44,7 +44,7 @@ struct Record {
 };
 using RecordPointer = std::shared_ptr<Record>;
 
-/// What a stream does: waits, works, and records, in this order; any of them may be missing.
+/// A task of a stream: it waits, works, and records, in this order; any of them may be missing.
 struct Operation {
   std::string what;
   Work work;
@@ -121,7 +121,7 @@ struct Runtime {
 class Call {
  public:
   explicit Call(std::string_view name);
-  /// What the function returns. Gives the sticky error of `device`, if there is one, instead of success.
+  /// The result of the function. Gives the sticky error of `device`, if there is one, instead of success.
   cudaError_t result(cudaError_t status, int device = -1);
 
  private:
@@ -141,7 +141,7 @@ void set_current_device(int device);
 /// Reports and returns false unless the stream may be used. Unlocks while it reports.
 bool usable(Call& call, cudaStream_t stream, std::string_view function);
 bool usable(Call& call, cudaEvent_t event, std::string_view function);
-/// The same as standin::report, for a caller that holds the mutex.
+/// standin::report for a caller that holds the mutex.
 void report(Call& call, std::string_view rule, std::string const& text);
 
 /// The device's error is sticky from now on; its streams go through what they were given and do nothing of it.

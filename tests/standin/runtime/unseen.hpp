@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ThreadSanitizer is told of the stand-ins, and what it is not to see.
+// Annotations for ThreadSanitizer: synchronisation of the stand-ins, and code that it ignores.
 #pragma once
 
 #if defined(__SANITIZE_THREAD__)

@@ -31,7 +31,7 @@ inline Outcomes run_setting(Trial const& trial, Setting const& setting) {
   return outcomes;
 }
 
-/// What docs/numerics.md says of the order of additions. Settings with equal orders must agree in every bit.
+/// The order of additions, as docs/numerics.md defines it. Settings with equal orders must agree in every bit.
 ///
 /// Over ranks it is one tree, unless shard groups are no powers of two. Over micro-steps it depends on when they are
 /// reduced: shards add up means, the slots of groups of one rank are averaged again with what came before, and partial
@@ -63,7 +63,7 @@ inline std::string order_of_sums(Trial const& trial, int shards, bool declared, 
   order += (shards == 1 && !offloads ? ", averaged again " : ", averaged ") + reductions;
   return waited ? order + ", replicas " + partial + " of " + std::to_string(shards) : order;
 }
-/// Of all units: one text, where they have the same.
+/// Texts of all units: one text, if all are equal.
 inline std::string order_of_sums(Trial const& trial, Setting const& setting) {
   // Norms add up the sums of units, in whose number these settings differ. Vectors are apart where others are sharded.
   auto const apart = [&](std::size_t unit) { return setting.replicates_vectors && setting.strategy(unit).shards; };

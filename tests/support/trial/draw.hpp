@@ -136,7 +136,7 @@ inline int draw_divisor(Draw& draw, int n, int least, int most) {
   return divisors.empty() ? 0 : draw.of(divisors);
 }
 
-/// What a script asks of the engines that run it.
+/// Requirements of a script on the engines that run it.
 struct Needs {
   bool unsynced = false;           ///< no_sync()
   bool replicas_unsynced = false;  ///< no_replica_sync()

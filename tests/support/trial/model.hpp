@@ -68,7 +68,8 @@ struct Model {
 };
 
 enum class Sharding : unsigned char { full, grad_op, hybrid_full, hybrid_grad_op, none };
-/// Of a unit, in an engine that shards: as the engine says, not sharded, or dropped after forward where others are not.
+/// Strategy of a unit, in an engine that shards: as the engine says, not sharded, or dropped after forward where others
+/// are not.
 enum class UnitSharding : unsigned char { as_engine, replicated, other_resharding };
 
 /// Uses that are gathered ahead of the use `at`.
@@ -216,7 +217,7 @@ struct Named {
 template <class T>
 using Tensors = std::vector<Named<T>>;
 
-/// What one rank has seen. Full tensors come to rank 0 alone.
+/// Observations of one rank. Full tensors come to rank 0 alone.
 template <class T>
 struct Outcome {
   Tensors<T> initial, parameters;
@@ -250,11 +251,11 @@ inline float input_of(Model const& model, Index data, int rank, Index element) {
 inline float target_of(Model const& model, Index data, int rank, Index element) {
   return -2.0f + noise(model.salt + 13u, (data * 64 + rank) * 4096 + element);
 }
-/// What Op::import gives an element.
+/// The value that Op::import gives an element.
 inline float imported_value(std::string const& tensor, Index element) {
   return 0.2f * noise(static_cast<std::uint32_t>(fsdp::hash_name(tensor)), element) - 0.1f;
 }
-/// What a rank multiplies the gradients of its outputs by, so that the mean over ranks is the mean over all rows.
+/// The factor of the gradients of a rank's outputs, so that the mean over ranks is the mean over all rows.
 inline float loss_scale(Model const& model, Index data, int ranks, float value) {
   auto const rows = rows_of_all(model, data, ranks);
   return rows == 0 ? 0.0f : value * static_cast<float>(ranks) / static_cast<float>(rows * model.width);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a part of a trial's model computes, in float as a module of the engine and in double for the reference.
+// The computation of a part of a trial's model, in float as a module of the engine and in double for the reference.
 #pragma once
 
 #include <array>
@@ -27,12 +27,12 @@ struct PartSizes {
     for (auto const& tensor : part.tensors) sizes.elements[tensor.shape.size() - 1] = tensor.numel();
     return sizes;
   }
-  /// Of element j: exact in float, and so small that large tensors do not outweigh the input.
+  /// Initial value of element j: exact in float, and so small that large tensors do not outweigh the input.
   template <class T>
   T coefficient(std::size_t t, Index j) const {
     return (T(1) - static_cast<T>(j * 37 % 101) / T(256)) * (T(0.25) / static_cast<T>(1 + elements[t] / width));
   }
-  /// What channel `i` of tensor t's contribution is multiplied by, for the row x.
+  /// The factor of channel `i` of tensor t's contribution, for the row x.
   template <class T>
   T input(std::size_t t, T const* x, Index i) const {
     return t == 0 ? T(1) : x[(i + static_cast<Index>(t)) % width];
@@ -84,7 +84,7 @@ void loss_gradient(Model const& model, Index data, int rank, T const* y, T* dy, 
   for (Index i = 0; i < elements; ++i) dy[i] = (y[i] - static_cast<T>(target_of(model, data, rank, i))) * scale;
 }
 
-/// What a test does inside a module, before it computes: may throw, and may use the compute stream.
+/// A function of the test that runs inside a module, before it computes. It may throw, and may use the compute stream.
 using Inside = std::function<void(fsdp::host::Stream&)>;
 
 inline fsdp::TensorOptions options_of(TensorSpec const& tensor) {

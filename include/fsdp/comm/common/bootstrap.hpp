@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes without MPI: they find each other, and exchange texts over TCP.
+// Start of a run without MPI: processes connect to rank 0, and exchange texts over TCP.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +42,7 @@ class TcpGroup {
     if (rank_ == 0) {
       if (!secret_.is_known() && !is_loopback(door.host))
         std::fputs(
-            formatted("fsdp: rank 0 of {} listens on port {} without a secret: whoever reaches it can be a rank; "
+            formatted("fsdp: rank 0 of {} listens on port {} without a secret: any process that reaches it can join; "
                       "set FSDP_SECRET_FILE on all ranks\n",
                       size_, door.port)
                 .c_str(),
@@ -70,7 +70,7 @@ class TcpGroup {
     return texts;
   }
 
-  /// See comm::consult.
+  /// Gathers texts on rank 0, and sends its answer to all ranks: see comm::consult.
   template <class Answer>
   std::string consult(std::string const& mine, std::string_view what, Answer const& answer) {
     if (size_ == 1) return answer(std::vector<std::string>{mine});
@@ -93,7 +93,7 @@ class TcpGroup {
       });
     TcpGroup group(detail::number<int>(place[0], 0), detail::number<int>(place[1], 0), timeout_, secret_);
     bool const hosts = group.size_ > 1 && group.rank_ == 0;
-    // Who reaches rank 0 by the loopback is on rank 0's machine, and others reach it where they reach rank 0.
+    // A rank that reaches rank 0 by the loopback is on rank 0's machine; other ranks reach it by rank 0's address.
     std::string const host = is_loopback(own_host) ? place[2] : own_host;
     Socket const listener = hosts ? listen_on(host, 0) : Socket();
     std::uint64_t const token = hosts ? std::random_device{}() + std::uint64_t{1} : 0;
@@ -123,7 +123,7 @@ class TcpGroup {
   struct Door {
     std::string host;
     int port;
-    std::string variables;  ///< that say so, for messages
+    std::string variables;  ///< the variables that name the address, for messages
   };
   struct Header {
     std::uint64_t sequence = 0;

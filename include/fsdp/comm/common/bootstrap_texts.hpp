@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Texts of the bootstrap over TCP, as ranks send them and read them.
+// Encodes and parses the texts that ranks exchange over TCP at the start of a run.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::bootstrap::detail {
 
-/// Of rank 0: to every rank, or one to all.
+/// Answers of rank 0: one for every rank, or one for all.
 using Answers = std::vector<std::string>;
 
 /// @param rank  who has sent it

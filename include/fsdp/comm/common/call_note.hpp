@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The call in which a rank is. Peers may read it at any time, for the message when ranks wait in different calls.
+// Notes of the call in which a rank is. Peers may read it at any time, for the message when ranks wait in different
+// calls.
 #pragma once
 
 #include <algorithm>
@@ -26,11 +27,11 @@ constexpr std::array<char, N> cut(std::string_view text) {
   return kept;
 }
 
-/// One call of a rank: a collective, or a call of the control plane.
+/// A call of a rank: a collective, or a call of the control plane.
 struct CallNote {
   std::uint64_t place = 0;  ///< the communicator's number, equal on its ranks, times two; 1 more: control plane
   std::array<char, 16> call{};
-  std::array<char, 56> unit{};  ///< of the control plane: what is exchanged
+  std::array<char, 56> unit{};  ///< of the control plane: the exchanged text
   std::array<char, 16> pass{};
   std::array<char, 24> communicator{};
 
@@ -49,7 +50,7 @@ struct CallNote {
   }
 };
 
-/// The latest of a rank's numbered notes. Written by one thread; read by any, of any process that maps it.
+/// A ring of the latest numbered notes of a rank. Written by one thread; read by any, of any process that maps it.
 ///
 /// All words are relaxed: reading them orders nothing, so that ThreadSanitizer still sees every forgotten wait for an
 /// event. A note that is half there, or was overwritten, does not match its sum, and counts as not known.
@@ -66,7 +67,7 @@ class NoteRing {
     slot.sum.store(sum_of(words, number), std::memory_order_relaxed);
     for (std::size_t i = 0; i < words.size(); ++i) slot.words[i].store(words[i], std::memory_order_relaxed);
   }
-  /// Note `number`, unless it was not written yet, or is long past.
+  /// Reads note `number`; nullopt if it was not written yet, or is overwritten.
   std::optional<Note> read(std::uint64_t number) const {
     auto const& slot = slots_[number % Depth];
     auto const sum = slot.sum.load(std::memory_order_relaxed);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How rank 0 of a group lets the other ranks in, among strangers.
+// Accepts connections on rank 0, and admits those that prove to be ranks of the group.
 #pragma once
 
 #include <poll.h>
@@ -55,22 +55,22 @@ inline std::size_t open_files_limit() {
 
 }  // namespace detail
 
-/// Waits for the other ranks of a group.
+/// Waits for the other ranks of a group, and refuses other processes.
 class Doorkeeper {
  public:
   /// @param group  names the group: others are strangers
   Doorkeeper(Socket const& listener, std::uint64_t group, int size, Secret const& secret)
       : listener_(listener), group_(group), size_(size), secret_(secret), ranks_(static_cast<std::size_t>(size)) {}
 
-  /// Why a group cannot be: of ranks that have proven themselves. Empty: it can.
+  /// The reason why the group cannot be formed, from ranks that have proven themselves; empty: none.
   std::string const& verdict() const { return verdict_; }
-  /// What else has come, for the message at the deadline; empty: nothing.
+  /// A sentence about refused connections, for the message at the deadline; empty: there were none.
   std::string strangers() const {
     if (turned_away_ == 0) return {};
-    return formatted("; {} other connections were not let in, the last one from {}: {}", turned_away_, last_address_,
+    return formatted("; {} other connections were refused, the last one from {}: {}", turned_away_, last_address_,
                      last_reason_);
   }
-  /// The connection to a rank; after `gather`.
+  /// Gives the connection to a rank to the caller. @pre `gather` has returned
   Socket take(int rank) { return std::move(of(rank)); }
 
   /// Lets ranks in until all have come, the verdict stands, or the deadline. All handshakes go on at once.
@@ -80,8 +80,8 @@ class Doorkeeper {
     if (verdict_.empty()) visitors_.clear();
     return arrived_ + 1 >= size_ && verdict_.empty();
   }
-  /// Once the verdict stands: a connection that is to be told of it. The first one is what it is about; others come
-  /// later. @return no connection if as many as there are ranks have come, or at the deadline
+  /// Once there is a verdict: the next connection that must be told of it. The first one is the connection that caused
+  /// it; others come later. @return no connection if as many as there are ranks have come, or at the deadline
   Socket next_odd(Clock::time_point deadline) {
     if (!odd_) let_in(deadline);
     return std::move(odd_);
@@ -108,7 +108,7 @@ class Doorkeeper {
   /// A connection that has not proven itself.
   struct Visitor {
     Socket socket;
-    std::array<char, sizeof(detail::Hello)> bytes{};  ///< of the message that it is sending
+    std::array<char, sizeof(detail::Hello)> bytes{};  ///< of the message in transit
     std::size_t received = 0;
     bool is_challenged = false;
     detail::Hello hello{};
@@ -118,7 +118,7 @@ class Doorkeeper {
   Socket& of(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
   Socket const& of(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
 
-  /// Of those who wait outside, some at a time: others are heard in between.
+  /// Accepts some of the waiting connections, and lets the caller hear others in between.
   void accept_some() {
     for (int i = 0; i < 64 && !odd_; ++i) {
       Socket socket(::accept4(listener_.descriptor(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -137,7 +137,7 @@ class Doorkeeper {
       if (!visitors_.back().socket) visitors_.pop_back();
     }
   }
-  /// Those whose hello was believed stay, while there are others.
+  /// Closes the oldest visitor. Visitors whose hello was believed stay while there are others.
   void send_oldest_away(std::string_view reason) {
     auto oldest = std::find_if(visitors_.begin(), visitors_.end(), [](Visitor const& v) { return !v.is_challenged; });
     if (oldest == visitors_.end()) oldest = visitors_.begin();
@@ -153,18 +153,18 @@ class Doorkeeper {
     visitor.socket = {};
   }
 
-  /// It may be a rank with another secret, which nobody would hear of before the deadline: says so, once.
+  /// Closes a visitor that did not prove itself, and prints that once: it may be a rank with another secret, of which
+  /// nothing else would be heard before the deadline.
   void turn_away_unproven(Visitor& visitor) {
     std::string_view const reason = secret_.is_known() ? "it does not have this rank's secret (FSDP_SECRET_FILE)"
                                                        : "it has a secret, and this rank has none (FSDP_SECRET_FILE)";
     turn_away(visitor, reason);
     if (std::exchange(has_warned_, true)) return;
-    std::fputs(
-        formatted("fsdp: rank 0 of {} does not let a process at {} in: {}\n", size_, last_address_, reason).c_str(),
-        stderr);
+    std::fputs(formatted("fsdp: rank 0 of {} refused a process at {}: {}\n", size_, last_address_, reason).c_str(),
+               stderr);
   }
 
-  /// Takes what a visitor has sent.
+  /// Receives the available bytes of a visitor.
   void hear(Visitor& visitor) {
     auto const expected = visitor.is_challenged ? sizeof(detail::Proof) : sizeof(detail::Hello);
     auto const received =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The last events of ranks' engines, compared when the run ends.
+// Compares over ranks the last events of engines when the run ends.
 #pragma once
 
 #include <array>
@@ -31,7 +31,7 @@ struct EngineEnd {
 /// The latest ends of one rank's engines.
 class EngineEnds {
  public:
-  /// Where there is no memory for it, the engine is not compared.
+  /// Adds an end. Without memory for it, the engine is not compared.
   void add(std::uint64_t world, int engine, std::string_view history) noexcept {
     try {
       if (list_.empty()) list_ = fsdp::detail::FixedArray<EngineEnd>(most);
@@ -57,10 +57,8 @@ class EngineEnds {
                                                 int other_rank) {
   auto const value = fsdp::detail::value_that_differs(one.history.data(), rank, other.history.data(), other_rank);
   return formatted(
-      "ranks disagree about their last steps, which no later collective has compared: {}{}engine {} of its mesh ended "
-      "{} "
-      "on rank {}, and {} on rank {}",
-      value, value.empty() ? "" : "; ", one.engine, one.said(), rank, other.said(), other_rank);
+      "ranks ended after different steps: {}{}engine {} of its mesh ended {} on rank {}, and {} on rank {}", value,
+      value.empty() ? "" : "; ", one.engine, one.said(), rank, other.said(), other_rank);
 }
 /// @param by_rank  the ends of each rank's engines
 /// @return the first difference, as a sentence; "" if there is none. An engine that one rank alone has ended counts not

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process's place in a run without MPI, as variables of its environment say it.
+// Reads a process's place in a run without MPI from environment variables.
 #pragma once
 
 #include <charconv>
@@ -46,7 +46,7 @@ struct Environment {
   int local_rank = -1;  ///< place on this machine; -1: not given
   std::string address = "127.0.0.1";
   int port = 29500;
-  std::string_view port_name = "MASTER_PORT";  ///< where the port comes from, for messages
+  std::string_view port_name = "MASTER_PORT";  ///< source of the port, for messages
 
   /// Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT. Without RANK and WORLD_SIZE: a run of one rank.
   ///

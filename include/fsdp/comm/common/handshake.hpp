@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank and rank 0 say to each other before either believes the other one.
+// Messages by which a rank and rank 0 prove to each other that they belong to one run.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::bootstrap {
 //
 // Without a secret the signatures are zeros, and whoever knows these messages is believed.
 
-/// What a connecting rank says of itself.
+/// A connecting rank's claim: its rank, the size of the group, and which group.
 struct Claim {
   std::int32_t rank = 0, size = 0;
 };
@@ -46,7 +46,7 @@ struct Proof {
 inline constexpr char welcome = 'w';  ///< rank 0's last word: the rank is in
 static_assert(sizeof(Hello) == 88 && sizeof(Challenge) == 72 && std::is_trivially_copyable_v<Hello>);
 
-/// What is signed in one of the three messages.
+/// The signed text of one of the three messages.
 /// @param role  "hello", "challenge" or "proof": no signature serves in another's place
 /// @param answer  the nonce of rank 0; zeros in a hello, which comes before it
 inline std::string signed_text(std::string_view role, Hello const& hello, Bytes32 const& answer = {}) {

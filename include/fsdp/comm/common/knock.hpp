@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a rank comes to rank 0, and knows that it is rank 0.
+// Connects a rank to rank 0, and verifies that it is rank 0.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ inline Socket knock(std::string const& host, int port, std::string_view variable
         try {
           socket.receive(part, bytes, unproven, who);
         } catch (PeerError const& error) {
-          fail<PeerError>("{}, and has not said that it is rank 0 (is FSDP_SECRET_FILE the same on all ranks?)",
+          fail<PeerError>("{}, and did not prove that it is rank 0 (is FSDP_SECRET_FILE the same on all ranks?)",
                           error.what());
         }
       };
@@ -59,8 +59,8 @@ inline Socket knock(std::string const& host, int port, std::string_view variable
         socket.receive(&answer, 1, deadline, who);
       } catch (PeerError const&) {
         fail<PeerError>(
-            "rank 0 at {} does not let this process in as rank {} of {}: another one is that rank, or the group has "
-            "another size",
+            "rank 0 at {} refused this process as rank {} of {}: another process has this rank, or the group "
+            "has another size",
             who, claim.rank, claim.size);
       }
       if (answer != detail::welcome) fail<PeerError>("the process at {} does not belong to this run", who);

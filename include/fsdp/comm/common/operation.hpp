@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of a rank, and messages about them: the same words for every communicator.
+// Calls of a rank, and messages about them. All communicators use the same words.
 #pragma once
 
 #include <array>
@@ -25,17 +25,17 @@ constexpr std::string_view name(Collective collective) {
 }
 
 /// A collective, or another call in which a rank waits. For messages: refers to its texts, and is made without
-/// allocation. What is empty is not said.
+/// allocation. Empty members are left out.
 struct Operation {
   std::string_view call;            ///< name(Collective), "exchange", "ncclCommSplit", ...
-  std::string_view what{};          ///< that an exchange passes on
+  std::string_view what{};          ///< the text of an exchange
   std::uint64_t sequence = 0;       ///< a collective's number in its communicator; 0: none
   std::size_t count = 0;            ///< elements, as the caller gave them
-  std::string_view type{};          ///< of the elements; empty: how many there are is not known either
-  int root = -1;                    ///< of a broadcast; -1: it has none
-  bool in_place = false;            ///< where that is a form of its own
+  std::string_view type{};          ///< of the elements; empty: their number is unknown too
+  int root = -1;                    ///< of a broadcast; -1: there is none
+  bool in_place = false;            ///< set if in place is a variant of its own
   Label label{};                    ///< unit, pass, since
-  std::string_view communicator{};  ///< its name
+  std::string_view communicator{};  ///< name of the communicator
 
   static Operation collective(Collective kind, std::size_t count, DType type, int root, Label label) {
     return {.call = name(kind),
@@ -48,7 +48,7 @@ struct Operation {
     return {.call = "exchange", .what = what, .communicator = communicator};
   }
 
-  /// The same, as collective `number` of the communicator `on`.
+  /// A copy that is collective `number` of the communicator `on`.
   Operation numbered(std::uint64_t number, std::string_view on = {}) const {
     auto copy = *this;
     copy.sequence = number;
@@ -83,16 +83,16 @@ struct Operation {
 /// Last sentence of the report when a wait ends the process.
 constexpr std::string_view reason_to_end(bool terminated) { return terminated ? "asked to terminate" : "giving up"; }
 
-/// Ranks' collectives number `sequence` differ. `first` and `second` describe them.
+/// A message: ranks differ in collective number `sequence`. `first` and `second` describe it on two ranks.
 /// @param cause  what differs, if that can be named
 [[gnu::cold]] inline std::string disagreement_text(std::uint64_t sequence, int first_rank, std::string_view first,
                                                    int second_rank, std::string_view second,
                                                    std::string_view cause = {}) {
-  return formatted("ranks disagree about collective {}: {}{}rank {} runs {}, rank {} runs {}", sequence, cause,
-                   cause.empty() ? "" : "; ", first_rank, first, second_rank, second);
+  return formatted("{}{}ranks disagree about collective {}: rank {} runs {}, rank {} runs {}", cause,
+                   cause.empty() ? "" : "; ", sequence, first_rank, first, second_rank, second);
 }
-/// The same, and names what differs where nothing else does: the element type, the number of elements, or a value of
-/// the calls before.
+/// A message that also names the only difference: the element type, the number of elements, or a value of earlier
+/// calls.
 [[gnu::cold]] inline std::string disagreement_text(std::uint64_t sequence, int first_rank, Operation const& first,
                                                    int second_rank, Operation const& second) {
   std::string cause;

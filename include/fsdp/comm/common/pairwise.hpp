@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sum over ranks as a kernel for every device: a fixed pairwise tree, in one pass over memory.
+// A kernel for the sum over ranks on every device: a fixed pairwise tree, in one pass over memory.
 #pragma once
 
 #include <array>
@@ -42,7 +42,8 @@ struct TreeAdd {
   }
 };
 
-/// One pointer per rank, in rank order; passed to kernels by value. Not std::array: device code reads it.
+/// Pointers to the buffers of all ranks, in rank order; passed to kernels by value. Not std::array: device code reads
+/// it.
 template <class T, std::size_t Capacity>
 struct Sources {
   T const* from[Capacity];
@@ -70,8 +71,8 @@ struct SumFew {
   }
 };
 
-/// The same for up to max_ranks sources. Partial sums of complete subtrees wait on a small stack, as the ones of a
-/// binary counter do: rank r carries as often as r has trailing ones.
+/// to[i] = the sum of up to max_ranks sources. Partial sums of complete subtrees wait on a small stack, as the ones of
+/// a binary counter do: rank r carries as often as r has trailing ones.
 template <class T>
 struct SumMany {
   template <class Block>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slurm's tasks that cannot find each other, because srun has started them without an MPI plugin.
+// Detects tasks of Slurm that cannot find each other, because srun started them without an MPI plugin.
 #pragma once
 
 #include <cstdlib>
@@ -19,7 +19,8 @@ template <class Lookup>
 std::string missing_pmi(Lookup&& variable) {
   std::string const tasks(variable("SLURM_STEP_NUM_TASKS")), task(variable("SLURM_PROCID"));
   if (tasks.empty() || task.empty()) return {};
-  // Of srun's plugins pmix and pmi2, of mpirun inside a step (Open MPI, MPICH, MVAPICH), and of Cray's launcher.
+  // Variables of srun's plugins pmix and pmi2, of mpirun inside a step (Open MPI, MPICH, MVAPICH), and of Cray's
+  // launcher.
   for (char const* const name : {"PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", "PMI_FD", "PMI_PORT", "PMI_CONTROL_PORT",
                                  "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"})
     if (!std::string_view(variable(name)).empty()) return {};
@@ -29,7 +30,7 @@ std::string missing_pmi(Lookup&& variable) {
       task, tasks);
 }
 
-/// The same for this process.
+/// The message for this process, if it is such a task; else "".
 inline std::string missing_pmi() {
   return missing_pmi([](char const* name) -> std::string_view {
     char const* const text = std::getenv(name);

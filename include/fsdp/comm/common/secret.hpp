@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of a run share and nobody else knows: it proves that a connection is a rank's.
+// The secret of a run's ranks. It proves that a connection comes from a rank.
 #pragma once
 
 #include <fcntl.h>
@@ -31,7 +31,8 @@ using Bytes32 = std::array<unsigned char, 32>;
 /// Bytes that nobody can guess. @throws ResourceError if the system has none
 inline Bytes32 random_bytes() {
   Bytes32 bytes;
-  if (::RAND_bytes(bytes.data(), static_cast<int>(bytes.size())) != 1) fail<ResourceError>("no random bytes");
+  if (::RAND_bytes(bytes.data(), static_cast<int>(bytes.size())) != 1)
+    fail<ResourceError>("libcrypto has no random bytes");
   return bytes;
 }
 
@@ -48,10 +49,11 @@ class Secret {
   static Secret read() {
     auto const file = detail::variable("FSDP_SECRET_FILE");
     auto const text = detail::variable("FSDP_SECRET");
-    if (!file.empty() && !text.empty()) fail<ConfigError>("FSDP_SECRET_FILE and FSDP_SECRET: expected one of them");
+    if (!file.empty() && !text.empty())
+      fail<ConfigError>("FSDP_SECRET_FILE and FSDP_SECRET are both set: expected one of them");
     for (char const* const name : {"FSDP_SECRET_FILE", "FSDP_SECRET"})
       if (std::getenv(name) != nullptr && detail::variable(name).empty())
-        fail<ConfigError>("{} is set, and empty: expected a secret, or no such variable", name);
+        fail<ConfigError>("{} is empty: set it to a secret, or unset it", name);
     if (file.empty()) return text.empty() ? Secret() : of(text, "FSDP_SECRET");
     return of(content_of(file), formatted("FSDP_SECRET_FILE '{}'", file));
   }
@@ -87,7 +89,7 @@ class Secret {
     return Secret(std::move(text));
   }
 
-  /// Does not wait for the writer of a pipe.
+  /// Opens a file, and does not wait for the writer of a pipe.
   static std::FILE* opened_at_once(std::string const& path) {
     int const descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     return descriptor < 0 ? nullptr : ::fdopen(descriptor, "r");
@@ -103,12 +105,12 @@ class Secret {
     if (opened.file == nullptr) fail<ConfigError>("{} cannot be read: {}", what, std::strerror(errno));
     struct stat about {};
     if (::fstat(::fileno(opened.file), &about) != 0 || !S_ISREG(about.st_mode))
-      fail<ConfigError>("{} is no regular file", what);
+      fail<ConfigError>("{} is not a regular file", what);
     if (about.st_uid != ::geteuid() && about.st_uid != 0)
       fail<ConfigError>("{} belongs to user {}, who knows the secret; expected a file of user {} or of root", what,
                         about.st_uid, ::geteuid());
     if (auto const others = about.st_mode & (S_IRWXG | S_IRWXO); others != 0)
-      fail<ConfigError>("{}: others than its owner may use it (mode 0{}{}{}); expected mode 0600: chmod 600 '{}'", what,
+      fail<ConfigError>("{}: other users may access it (mode 0{}{}{}); expected mode 0600: chmod 600 '{}'", what,
                         about.st_mode >> 6 & 7, about.st_mode >> 3 & 7, about.st_mode & 7, path);
     std::string text(most_bytes + 2, '\0');
     text.resize(std::fread(text.data(), 1, text.size(), opened.file));

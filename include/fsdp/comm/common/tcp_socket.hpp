@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TCP sockets with deadlines: what the bootstrap of ranks is built on.
+// TCP sockets with deadlines, for the bootstrap of ranks.
 #pragma once
 
 #include <fcntl.h>
@@ -180,7 +180,7 @@ class Socket {
     if (text.empty()) fail<ResourceError>("cannot read the address of a socket");
     return text;
   }
-  /// That of the other end, for messages.
+  /// The numeric address of the other end, for messages.
   std::string remote_address() const {
     auto text = address_by(::getpeername);
     return text.empty() ? "an unknown address" : text;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Short texts that ranks show each other: names of units and of control calls, and the comparison of the latter.
+// Short texts that ranks exchange: names of units and of control calls; and their comparison.
 #pragma once
 
 #include <algorithm>

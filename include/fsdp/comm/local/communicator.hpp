@@ -171,7 +171,7 @@ class Communicator {
     return member().exchange(std::move(text), what);
   }
 
-  /// See KeepsEnds: run() compares what ranks' engines did last.
+  /// Records an engine's last event; see KeepsEnds: run() compares what ranks' engines did last.
   void keep_end(int engine, std::string_view history) noexcept {
     if (rank_groups_ != nullptr) member_->keep_end(engine, history);
   }
@@ -278,7 +278,7 @@ class Communicator {
     if (to != from) device().copy_async(stream, to, from, bytes);
   }
 
-  /// The elements [first, second) of an all-reduce that `owner` sums: equal shares in multiples of 64 elements.
+  /// The segment [first, second) of an all-reduce that `owner` sums: equal shares in multiples of 64 elements.
   std::pair<std::size_t, std::size_t> segment(int owner, std::size_t count) const {
     auto const ranks = static_cast<std::size_t>(size());
     auto const index = static_cast<std::size_t>(owner);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// State that the ranks of one process share: the collectives that each has enqueued, with buffers and events.
+// State shared by the ranks of one process: the collectives that each has enqueued, with buffers and events.
 #pragma once
 
 #include <array>
@@ -142,7 +142,7 @@ struct Published {
   return members;
 }
 
-/// One group of ranks.
+/// A group of ranks.
 template <class D>
 class Group {
  public:
@@ -240,7 +240,7 @@ class Group {
   void throw_if_poisoned(int rank) const { run_->throw_if_poisoned(world_rank(rank)); }
 
  private:
-  /// That a rank waits for others, for as long as it does.
+  /// A link of the wait-for graph, while a rank waits for others.
   struct Link {
     WaitGraph& waits;
     int rank;

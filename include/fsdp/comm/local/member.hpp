@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's place in a group of a local run: the rendezvous of a collective, and what a rank needs to leave in order.
+// A rank's membership in a group of a local run: the rendezvous of a collective, and an orderly departure.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ class Member {
 
   int rank() const { return rank_; }
   int size() const { return group_->size(); }
-  int world_rank() const { return group_->world_rank(rank_); }  ///< in the whole run, for messages
+  int world_rank() const { return group_->world_rank(rank_); }  ///< in the run, for messages
   D const& device() const { return device_; }
   Group<D>& group() const { return *group_; }
   void keep_end(int engine, std::string_view history) const noexcept {
@@ -92,7 +92,7 @@ class Member {
                  "rank {}: wait_for_peers: the ticket is for collective {}, but this communicator has enqueued only {}",
                  world_rank(), ticket.sequence, sequence_);
     if (size() == 1 || ticket.sequence == 0) return;
-    // See [Note: Reuse of published entries]: the latest collective that has used the ticket's entry.
+    // The latest collective that has used the ticket's entry: see [Note: Reuse of published entries].
     auto const latest = sequence_ - (sequence_ - ticket.sequence) % Published<D>::depth;
     try {
       for_peers([&](int peer) {
@@ -152,7 +152,7 @@ class Member {
   }
   bool unwinding() const { return std::uncaught_exceptions() > unwinding_; }
 
-  /// Lets kernels of this rank's device read what peers' devices hold, where devices have to be told.
+  /// Lets kernels of this rank's device read memory of peers' devices, where devices have to be told.
   /// @throws what the device throws where it cannot
   [[gnu::cold]] void enable_peer_access() const {
     if constexpr (requires { device_.enable_peer_access(device_); })
@@ -174,7 +174,7 @@ class Member {
     for_peers([&](int peer) { await(peer, &Published<D>::published, sequence, call); });
     for_peers([&](int peer) { check(request, peer, sequence); });
   }
-  /// In a catch block.
+  /// Tells peers that this rank has failed. @pre called in a catch block
   [[gnu::cold]] void fail_peers() {
     if (std::exchange(broken_, true)) return;
     published().failure = current_failure();

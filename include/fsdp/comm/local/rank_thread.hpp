@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads of a local run, and which of their errors is the run's.
+// Threads of a local run, and the choice of the error that the run throws.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ inline bool is_peer_error(std::exception_ptr const& error) {
   }
 }
 
-/// The thread of a rank, what it calls, and what has ended that, if it was an exception.
+/// A rank's thread, the function that it calls, and the exception that ended it.
 struct RankThread {
   int rank = 0;
   void const* live = nullptr;  ///< called with the rank; its type is its caller's to know

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// State that all groups of a run of threads share: the first failure, the wait-for graph, memory that outlives a
+// State shared by all groups of a run of threads: the first failure, the wait-for graph, memory that outlives a
 // failure.
 #pragma once
 
@@ -34,20 +34,20 @@ class WaitGraph {
  public:
   explicit WaitGraph(int ranks) : ranks_(static_cast<std::size_t>(ranks)) {}
 
-  /// `rank` is about to announce a call. @return its number
+  /// Records that `rank` is about to announce a call. @return its number
   std::uint64_t begin(int rank, comm::CallNote const& note) {
     auto& own = at(rank);
     auto const number = own.announced.load(std::memory_order_relaxed) + 1;
     own.notes.write(number, note);
     return number;
   }
-  /// Call `number` is announced to its group.
+  /// Records that call `number` is announced to its group.
   void announced(int rank, std::uint64_t number) { at(rank).announced.store(number, std::memory_order_release); }
   /// @return number of calls that `rank` has announced, which are visible now. For waits that last
   std::uint64_t announced(int rank) const { return at(rank).announced.load(std::memory_order_acquire); }
 
-  /// In its call, `rank` waits for `peer`, whose first `seen` calls do not have what it needs.
-  /// @return the circle that this closes, as a text; "" if there is none
+  /// Records that `rank` waits in its call for `peer`, whose first `seen` calls do not have what it needs.
+  /// @return a text of the circle that this closes; "" if there is none
   std::string wait(int rank, std::uint64_t call, int peer, std::uint64_t seen) {
     at(rank).link.store(pack(call, peer, seen), std::memory_order_relaxed);
     std::array<int, 1 << peer_bits> circle;
@@ -83,7 +83,7 @@ class WaitGraph {
   Caller& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
   Caller const& at(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
 
-  /// The same on whichever rank it is found: from the lowest rank on.
+  /// The text of a circle, from its lowest rank on: equal on all ranks that find it.
   [[gnu::cold]] std::string text_of(std::span<int const> circle) const {
     auto const size = circle.size();
     std::size_t first = 0;
@@ -103,7 +103,7 @@ class WaitGraph {
   fsdp::detail::FixedArray<Caller> ranks_;
 };
 
-/// Tells `rank` that `peer` has failed. What the peer was told of a third rank is passed on.
+/// Tells `rank` that `peer` has failed. If the peer failed because of a third rank, that cause is passed on.
 [[noreturn, gnu::cold]] inline void throw_told(int rank, int peer, Failure const& why) {
   auto const prefix = formatted("rank {}: ", peer);
   auto text = peer_failure(peer, why).text;
@@ -111,12 +111,12 @@ class WaitGraph {
   fail<PeerError>("rank {}: {}", rank, text);
 }
 
-/// State that all groups of one run share: the first failure, the wait-for graph, and memory that peers may have been
+/// State shared by all groups of one run: the first failure, the wait-for graph, and memory that peers may have been
 /// reading when the failure came.
 template <class D>
 class Run {
  public:
-  static constexpr int max_ranks = 1 << 10;  ///< what WaitGraph can name
+  static constexpr int max_ranks = 1 << 10;  ///< limit of WaitGraph
 
   explicit Run(int ranks)
       : ranks_(ranks),
@@ -141,10 +141,10 @@ class Run {
   /// A number that no other group of the run has.
   std::uint64_t next_group() { return groups_.fetch_add(1, std::memory_order_relaxed); }
 
-  /// `rank` has ended, and joins no call any more.
+  /// Records that `rank` has ended, and joins no call any more.
   void end(int rank) noexcept { ended_[static_cast<std::size_t>(rank)].store(true, std::memory_order_release); }
   bool has_ended(int rank) const { return ended_[static_cast<std::size_t>(rank)].load(std::memory_order_acquire); }
-  /// `rank` has a failure that nobody was told of. The first of them counts.
+  /// Records a failure of `rank` that no call has thrown. The first of them counts.
   void leave(int rank, Failure const& why) noexcept {
     std::lock_guard const lock{mutex_};
     try {
@@ -153,12 +153,12 @@ class Run {
     } catch (...) {  // no memory for the text
     }
   }
-  /// @throws what `rank` has left, if anything
+  /// @throws the failure that `rank` has left, if any
   void raise_left(int rank) const {
     std::lock_guard const lock{mutex_};
     if (auto const& left = left_[static_cast<std::size_t>(rank)]; left.some) left.why.raise();
   }
-  /// `rank` has failed, and ends. Peers learn it where they wait for the rank, and not before.
+  /// Records that `rank` has failed, and ends. Peers learn it where they wait for the rank, and not before.
   void set_failed(int rank, Failure const& why) noexcept { note(rank, why, false); }
   /// Records that ranks cannot go on together, as `rank` has found out.
   void disagree(int rank, std::string_view how) noexcept {
@@ -175,7 +175,7 @@ class Run {
     throw_failure(rank, failed);
   }
 
-  /// Ends of the engines of `rank`: for its thread.
+  /// Ends of the engines of `rank`. Used by its thread.
   comm::EngineEnds& ends(int rank) { return ends_[static_cast<std::size_t>(rank)]; }
   /// @throws OrderError if ranks' engines have ended differently. @pre all ranks' threads have ended
   [[gnu::cold]] void expect_equal_ends() const {
@@ -184,7 +184,7 @@ class Run {
     if (auto const text = comm::difference(by_rank); !text.empty()) fail<OrderError>("{}", text);
   }
 
-  /// A rank of the run is on `device`.
+  /// Adds the device of a rank of the run.
   [[gnu::cold]] void add_device([[maybe_unused]] D const& device) {
     if constexpr (synchronizes_all) {
       std::lock_guard const lock{mutex_};
@@ -199,7 +199,7 @@ class Run {
 
  private:
   static constexpr bool synchronizes_all = requires(D const& device) { device.synchronize_all(); };
-  /// A failure that nobody was told of.
+  /// A failure that no call has thrown.
   struct Left {
     bool some = false;
     Failure why;

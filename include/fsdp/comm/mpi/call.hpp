@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One enqueued collective, and how its elements divide over ranks.
+// An enqueued collective, and the division of its elements over ranks.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
-/// One enqueued collective.
+/// An enqueued collective.
 struct Call {
   Header header;
   std::byte const* send = nullptr;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of the ranks of a node, in order, in shared memory. A waiting rank sees that a peer has called otherwise.
+// The calls of the ranks of a node, in order, in shared memory. A waiting rank finds peers that have made different
+// calls.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +27,8 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 /// Sets of ranks of one family whose calls are followed: an engine has four.
 inline constexpr std::size_t most_call_sets = 8;
 
-/// A call, and how many calls its rank had then made in the communicators of each set of ranks, with this one.
+/// A call, and the number of calls that its rank had then made in the communicators of each set of ranks, with this
+/// one.
 struct CallRecord {
   struct Count {
     std::uint32_t set = 0;  ///< 0: none
@@ -43,7 +45,7 @@ struct CallRecord {
     return std::nullopt;
   }
 };
-/// A rank that is further ahead of a peer is not followed: a few steps of an engine.
+/// The latest calls of a rank: a few steps of an engine. A rank that is further ahead of a peer is not followed.
 using CallRing = comm::NoteRing<CallRecord, 1024>;
 
 /// Values that collectives compare when they meet: a call's number among the ranks of its communicator, and how many
@@ -106,11 +108,11 @@ class CallLog {
   Block* own_ = nullptr;
 };
 
-/// Two calls of two ranks that cannot both be right: see [Note: One order over all communicators].
+/// Calls of two ranks that contradict each other: see [Note: One order over all communicators].
 struct Contradiction {
   CallRecord mine, theirs;
 
-  /// The same on both ranks.
+  /// The message of the contradiction: equal on both ranks.
   std::string text(int rank, int peer) const {
     if (peer < rank) return Contradiction{theirs, mine}.text(peer, rank);
     if (mine.note.place != theirs.note.place)
@@ -183,7 +185,7 @@ class CallBook {
   /// Calls that are made from now on are not followed. Any thread, before the host thread learns of an error.
   void stop() noexcept { stopped_.store(true, std::memory_order_relaxed); }
 
-  /// Looks for what `owner`, a rank of this node (this one, too), has called against another rank's `call`. Any thread.
+  /// Finds a call of `owner`, a rank of this node (this one, too), that contradicts another rank's `call`. Any thread.
   std::optional<CallRecord> against(CallRecord const& call, int owner) const {
     for (auto const& log : logs()) {
       auto const* const ring = log->ring(owner);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives as a stream's worker runs them: shared memory on the node, messages across nodes.
+// Collectives as run by a stream's worker: shared memory on the node, messages across nodes.
 #pragma once
 
 #include <algorithm>
@@ -52,7 +52,7 @@ class Collectives : Slices {
     group_.own().done.publish(sequence);
   }
 
-  /// The call will not be run, because its stream has failed: peers that wait for it, or for later ones, are told.
+  /// Tells peers that the call will not run, because its stream has failed.
   void drop(Call const& call, Failure const& why) noexcept {
     if (group_.size() > 1) group_.fail_all(why, call.header.sequence);
   }
@@ -104,7 +104,7 @@ class Collectives : Slices {
     if (direct) meet_step([](std::byte*) {});  // all ranks of the node have written here, and read what is here
   }
 
-  /// Every rank sums everything; of several nodes, the leaders do.
+  /// All ranks sum all elements; of several nodes, only the leaders do.
   void all_reduce_small(Call const& call) {
     std::size_t const bytes = call.header.count * call.element();
     if (bytes == 0) return;
@@ -150,7 +150,7 @@ class Collectives : Slices {
     sum_.run(type, call.takes_mean(), received_.data(), count);
   }
 
-  /// To one rank of each node, and on from there.
+  /// The root sends to one rank of each node, which passes the data on.
   void broadcast(Call const& call) {
     auto const& places = group_.placement();
     int const root = call.header.root, root_node = places.node_of(root);

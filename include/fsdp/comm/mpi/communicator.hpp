@@ -157,13 +157,14 @@ class BasicCommunicator {
   std::vector<std::string> exchange(std::string const& text, std::string_view what) {
     return state().group->exchange(text, what);
   }
-  /// See comm::consult.
+  /// Gathers texts on rank 0, and sends its answer to all ranks: see comm::consult.
   template <class Answer>
   std::string consult(std::string const& text, std::string_view what, Answer const& answer) {
     return state().group->consult(text, what, answer);
   }
 
-  /// An engine of this rank ends: Environment::expect_equal_ends compares its last steps over ranks. See KeepsEnds.
+  /// Records the end of an engine of this rank: Environment::expect_equal_ends compares its last steps over ranks. See
+  /// KeepsEnds.
   void keep_end(int engine, std::string_view history) noexcept {
     if (state_ == nullptr) return;
     std::scoped_lock const lock(detail::ends().mutex);
@@ -210,7 +211,7 @@ class BasicCommunicator {
   static std::shared_ptr<detail::Group> make_world(Environment const& environment, Options options) {
     MPI_Comm world = MPI_COMM_NULL;
     detail::check(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
-    // What a stream waits for may wait for peers: they are named first.
+    // A stream may wait for work that waits for peers: the peers' message must come first.
     if (host::wait_deadline() < 2 * options.timeout) host::set_wait_deadline(2 * options.timeout);
     static std::atomic<std::uint64_t> worlds{0};  // all ranks make the same ones
     auto const id = ++worlds;

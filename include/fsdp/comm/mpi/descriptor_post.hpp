@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hands open files to other processes of the machine, through sockets without a file.
+// Passes open files to other processes of the machine, through sockets without a file.
 #pragma once
 
 #include <sys/socket.h>
@@ -81,7 +81,7 @@ class DescriptorPost {
       return bytes <= before ? "" : std::string(place.sun_path + 1, bytes - before);
     }
   };
-  /// One byte and room for one descriptor.
+  /// A message with one byte and one descriptor.
   struct Message {
     char byte = 0;
     iovec data{&byte, 1};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Start and end of MPI, the grouping of ranks into nodes, and what happens to a rank that fails.
+// Start and end of MPI, the grouping of ranks into nodes, and the end of a rank that fails.
 #pragma once
 
 #include <chrono>
@@ -64,7 +64,7 @@ inline Ends& ends() {
   return kept;
 }
 
-/// Says once what ended this rank, then ends the run. Installed as the terminate handler: an exception that nothing
+/// Prints once what ended this rank, then ends the run. Installed as the terminate handler: an exception that nothing
 /// catches gets here before any stack is unwound, so no destructor waits for peers that wait for this rank.
 [[noreturn]] inline void end_by_exception() {
   host::yield_to_end();
@@ -75,9 +75,9 @@ inline Ends& ends() {
 
 }  // namespace detail
 
-/// To be called before MPI is initialised; Environment does.
-/// @throws ConfigError if srun has started this process without an MPI plugin: Open MPI would end it inside MPI_Init.
-/// MPICH may have been built with Slurm's own library, which needs no plugin.
+/// Checks for srun without an MPI plugin. Environment calls it before it initialises MPI.
+/// @throws ConfigError if srun has started this process without an MPI plugin: Open MPI would end the process inside
+/// MPI_Init. MPICH may have been built with Slurm's own library, which needs no plugin.
 inline void expect_pmi() {
 #ifdef OPEN_MPI
   if (auto const text = comm::missing_pmi(); !text.empty()) fail<ConfigError>("{}", text);
@@ -193,7 +193,7 @@ class Environment {
   int rank() const { return rank_; }
   int size() const { return size_; }
   detail::Post& post() const { return *post_; }
-  /// For each world rank, the lowest world rank on its node.
+  /// The lowest world rank on the node of each world rank.
   /// @param ranks_per_node divides nodes into parts of this many ranks; 0: does not
   std::vector<int> nodes(int ranks_per_node = 0) const {
     if (ranks_per_node == 0) return nodes_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first failure that concerns several ranks, where all ranks of a node see it.
+// The first failure of a communicator, visible to all ranks of a node.
 #pragma once
 
 #include <algorithm>
@@ -21,13 +21,14 @@ void copy_text(char (&to)[N], std::string_view text) {
   to[length] = '\0';
 }
 
-/// In shared memory: the first text counts, and the earliest collective. A rank that fails in one has done its part of
-/// those before: peers that are still in them wait on, for what is under way. Zeroed memory is a note without a
+/// A failure in shared memory. The first text and the earliest collective count. A rank that fails in one has done its
+/// part of those before: peers that are still in them wait on, for what is under way. Zeroed memory is a note without a
 /// failure.
 struct FailureNote {
   static constexpr std::size_t most_text = 1024;
   static constexpr std::uint64_t none = std::numeric_limits<std::uint64_t>::max();  ///< collectives that can fail
-  static constexpr std::uint64_t any = none - 1;                                    ///< of a wait that is in none
+  /// number of a wait outside of collectives
+  static constexpr std::uint64_t any = none - 1;
 
   std::atomic<std::uint64_t> since{none};  ///< collectives from this number on are not run any more
   std::atomic<std::uint32_t> state{0};     ///< of the text. 0: none, 1: being written, 2: set
@@ -52,7 +53,7 @@ struct FailureNote {
       if (since.compare_exchange_weak(earliest, collective)) return true;
     return false;
   }
-  /// As if it had not failed. @pre no other thread uses it
+  /// Removes the failure. @pre no other thread uses it
   void forget() {
     since.store(none);
     state.store(0);
@@ -65,7 +66,7 @@ struct FailureNote {
   }
 };
 
-/// Of this process: why a stream has failed, where no call has thrown that before its engine ended.
+/// The failure of a stream of this process that no call had thrown before its engine ended.
 inline FailureNote& left_failure() {
   static FailureNote note;
   return note;

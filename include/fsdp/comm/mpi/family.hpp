@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// State that all communicators split from one world share on a rank: memory, calls, and failures.
+// State of a rank for all communicators split from one world: memory, calls, and failures.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,8 @@ class Family {
   SegmentBook const& memory() const { return memory_; }
   CallBook& calls() { return calls_; }
 
-  /// From now on failures are shared with the ranks of the node, in the world's log, and told to those `elsewhere`.
+  /// Shares failures from now on with the ranks of the node, in the world's log, and sends them to the ranks
+  /// `elsewhere`.
   void share_failures(CallLog& world, std::vector<int> elsewhere) {
     failure_ = &world.first_failure();
     elsewhere_ = std::move(elsewhere);
@@ -65,7 +66,7 @@ class Family {
     }
   }
 
-  /// Why this rank ends or will end, as its peers are told. The first call counts.
+  /// Sets the cause of this rank's end that its peers are told. The first call counts.
   void note_cause(Failure const& why) noexcept {
     try {
       cause_.set(peer_failure(world_rank_, why).text, false);
@@ -75,7 +76,7 @@ class Family {
   /// "": none, or none yet
   char const* cause() const { return cause_.failed() ? cause_.text : ""; }
 
-  /// A call of `peer` on this node contradicts `call` of this rank: ends the family.
+  /// Ends the family if a call of `peer` on this node contradicts `call` of this rank.
   void expect_no_contradiction(CallRecord const& call, int peer) {
     auto const theirs = calls_.against(call, peer);
     if (!theirs) return;

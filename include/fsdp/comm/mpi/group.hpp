@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One communicator's control plane: how it is made and split, its texts, its memory.
+// Control plane of one communicator: creation, split, exchange of texts, memory.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
-/// One communicator's ranks and shared state. Constructed by all ranks together; destroyed by each on its own.
+/// Ranks and shared state of one communicator. Constructed by all ranks together; destroyed by each on its own.
 class Group : public Peers {
  public:
   /// @param comm stays open until MPI ends ([Note: Communicators are not freed])
@@ -58,7 +58,7 @@ class Group : public Peers {
     });
   }
 
-  /// See comm::consult.
+  /// Gathers texts on rank 0, and sends its answer to all ranks: see comm::consult.
   template <class Answer>
   std::string consult(std::string const& text, std::string_view what, Answer const& answer) {
     if (size_ == 1) return answer(std::vector<std::string>{text});
@@ -104,7 +104,7 @@ class Group : public Peers {
   void deallocate(void* memory) noexcept {
     if (memory != nullptr) family_->memory().remove(memory);
   }
-  /// Messages to or from the family's memory may still be under way: it stays mapped from now on.
+  /// Keeps the family's memory mapped from now on, because messages to or from it may still be in flight.
   void keep_memory() noexcept { family_->memory().keep(); }
   Place find(void const* data, std::size_t bytes) const {
     if (bytes == 0 || on_node_.size() == 1) return {0, 0, true};
@@ -179,7 +179,7 @@ class Group : public Peers {
     }
   }
 
-  /// Learns who the ranks are, and makes what they share on each node.
+  /// Finds the ranks, and makes the memory that they share on each node.
   void meet() {
     auto const room = [](CallBook const& book) { return book.has_room() ? "room" : "full"; };
     auto const texts =

@@ -17,7 +17,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 /// same on both sides, since every rank runs the same collectives in the same order.
 class Messages {
  public:
-  static constexpr std::size_t chunk_bytes = std::size_t{1} << 20;  ///< of one message; far below the range of int
+  static constexpr std::size_t chunk_bytes = std::size_t{1} << 20;  ///< size of one message; far below the range of int
 
   explicit Messages(MPI_Comm comm) : comm_(comm) {}
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of one communicator, as each other's waits need them: who is where, who has failed, left, or gone astray.
+// Ranks of one communicator: their nodes, progress and failures, for ranks that wait for them.
 #pragma once
 
 #include <algorithm>
@@ -32,13 +32,13 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 struct Awaited {
   using Time = AwakeClock::time_point;
 
-  comm::Operation operation;      ///< in which it waits; its texts live as long as this
+  comm::Operation operation;      ///< of the waiting rank; its texts live as long as this
   std::uint32_t number = 0;       ///< of its call: CallNumbers::own
   std::uint64_t collectives = 0;  ///< collectives of the communicator that each peer must have enqueued
   std::uint64_t controls = 0;     ///< calls of the control plane that each must have made
   Time first_look{}, next_look{};
   bool told = false;   ///< ranks on other nodes know of it
-  bool meets = false;  ///< for peers that come to it, be they on another node
+  bool meets = false;  ///< waits for ranks of all nodes, not only of this one
 };
 
 /// Progress of the ranks of one communicator, as this rank and they know it: through shared memory on the node, by
@@ -156,7 +156,7 @@ class Peers {
     family_->post().send(world_ranks_elsewhere(), letter);
   }
 
-  /// A waiting thread calls it now and then: looks for peers that will never come.
+  /// Looks for peers that will never come. A waiting thread calls it now and then.
   /// @throws OrderError, PeerError
   void look_around(Awaited& awaited) {
     auto const now = AwakeClock::now();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the ranks of a communicator are, and which of them carry data between nodes: arithmetic alone.
+// Nodes of a communicator's ranks, and the ranks that carry data between nodes. Arithmetic only.
 #pragma once
 
 #include <algorithm>
@@ -85,7 +85,7 @@ class Placement {
   /// index on a stack, or adds the two uppermost values.
   std::vector<Piece> const& pieces() const { return pieces_; }
   std::vector<int> const& steps() const { return steps_; }
-  /// Whether a node has a piece of several ranks, which other nodes get as a partial sum.
+  /// Whether a node has a piece of several ranks, whose partial sum it sends to other nodes.
   bool has_partial_sums() const {
     return nodes() > 1 && std::any_of(pieces_.begin(), pieces_.end(), [](Piece const& p) { return p.ranks > 1; });
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Short letters between nodes: who has left, what has failed, who waits in which call. Read by threads that wait.
+// Short messages between nodes about departures, failures and waiting ranks. Threads that wait read them. Read by
+// threads that wait.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +26,7 @@ struct Letter {
 
   Kind kind{};
   bool flag = false;              ///< left: by an exception; failed: ranks disagree
-  std::uint64_t subject = 0;      ///< of left and of some failures: the communicator; else the family
+  std::uint64_t subject = 0;      ///< of departures and some failures: the communicator; else the family
   std::uint64_t collectives = 0;  ///< left: how many were enqueued; failed: in which, 0 in all
   std::uint64_t calls = 0;        ///< left: how many of the control plane were made
   CallRecord record;              ///< waits: the call
@@ -52,7 +53,7 @@ class Post {
   Post(Post const&) = delete;
   Post& operator=(Post const&) = delete;
 
-  /// Letters about `subject` are kept from now on. Before any rank can write one: before its last collective step.
+  /// Keeps letters about `subject` from now on. Before any rank can write one: before its last collective step.
   void open(std::uint64_t subject) {
     std::scoped_lock const lock(mutex_);
     subjects_[subject];
@@ -62,7 +63,7 @@ class Post {
     subjects_.erase(subject);
   }
 
-  /// Sends to world ranks. Never waits; what cannot be sent is lost, and the deadline of waits is left.
+  /// Sends to world ranks. Never waits; a letter that cannot be sent is lost, and waits end at their deadline.
   void send(std::vector<int> const& world_ranks, Letter const& letter) noexcept {
     if (world_ranks.empty() || !process().initialized.load()) return;
     try {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that the ranks of a node share, and the book that finds a peer's bytes in it.
+// Memory shared by the ranks of a node, and a table that finds a peer's bytes in it.
 #pragma once
 
 #include <fcntl.h>
@@ -25,7 +25,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
-/// A mapping that is unmapped when it dies.
+/// A mapping. The destructor unmaps it.
 class Mapping {
  public:
   Mapping() = default;
@@ -57,7 +57,7 @@ struct Segment {
   std::uint64_t owner = 0;   ///< the communicator that it was allocated on
 };
 
-/// A place that peers can find: a segment and the bytes from its beginning.
+/// A location that peers can find: a segment, and an offset in bytes.
 struct Place {
   std::uint64_t segment = 0;
   std::uint64_t offset = 0;
@@ -81,7 +81,7 @@ class SegmentBook {
     gone = std::move(*found);
     segments_.erase(found);
   }
-  /// From now on what is removed stays mapped, until the process ends: messages may still read or write it.
+  /// Keeps removed segments mapped from now on, until the process ends: messages may still read or write them.
   void keep() {
     std::scoped_lock const lock(mutex_);
     keeps_ = true;

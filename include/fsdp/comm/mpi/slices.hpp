@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slices of ranks, gathered and summed: each crosses to a node once.
+// Gathers and sums slices of ranks. Each slice crosses to a node once.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
-/// The two movements of which gathers and reductions consist. Used by the worker of the communicator's stream alone.
+/// The two data movements of gathers and reductions. Used by the worker of the communicator's stream alone.
 class Slices : protected Steps {
  public:
   explicit Slices(Group& group) : Steps(group), sum_(group.placement()) {}
@@ -117,7 +117,7 @@ class Slices : protected Steps {
     received_.resize(std::max(received_.size(), 2 * arriving * most));
     partial_.resize(std::max(partial_.size(), 2 * leaving * most));
     auto const half = [&](std::size_t begin) { return begin / chunk % 2; };
-    // What `peer`, of this node, has for `rank`.
+    // The data of `peer`, a rank of this node, for `rank`.
     auto const data = [&](int peer, int rank, std::size_t begin) -> std::byte const* {
       if (peer == group_.rank()) return call.send + offset(rank, begin);
       if (direct) return group_.address(header(peer).send, peer) + offset(rank, begin);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all collectives are made of: ranks meet, compare their calls, and take steps together.
+// Steps of all collectives: ranks meet, compare their calls, and move data together.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
-/// The running collective of one communicator. Used by the worker of the communicator's stream alone.
+/// The collective in progress of one communicator. Used by the worker of the communicator's stream alone.
 ///
 /// [Note: Direct or staged] Where all inputs lie in shared memory, ranks read them in place, in one pass. If any rank's
 /// input lies elsewhere, all ranks copy theirs through scratch in shared memory, in steps of half the scratch area,
@@ -110,7 +110,7 @@ class Steps {
       }
     }
   }
-  /// After a failure: what MPI may still touch stays.
+  /// Takes back messages after a failure. Buffers that MPI may still touch stay.
   void abandon() {
     if (messages_.abandon()) return;
     group_.keep_memory();

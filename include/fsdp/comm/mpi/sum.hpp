@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// pairwise.hpp's sum over ranks, run at once on the calling thread, for any number of ranks.
+// The sum over ranks of pairwise.hpp, run at once on the calling thread, for any number of ranks.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums over ranks of which some come as partial sums of other nodes; and results that go to several places.
+// Sums over ranks whose inputs include partial sums of other nodes, and whose results are stored in several places.
 #pragma once
 
 #include <algorithm>
@@ -33,9 +33,10 @@ inline void partial_sum(DType type, void const* const* sources, std::size_t rank
   });
 }
 
-/// A sum over the ranks of a communicator: what it reads and writes, which its owner names anew for each.
+/// A sum over the ranks of a communicator: its sources and destinations, set anew for each sum.
 struct TreeSum {
-  /// By rank. Of a piece of several ranks of another node, the first rank's is the partial sum, and the others' unused.
+  /// Sources, by rank. Of a piece of several ranks of another node, the first rank's is the partial sum, and the
+  /// others' unused.
   std::vector<void const*> from;
   std::vector<std::byte*> to;  ///< besides this rank's result; none after run()
 

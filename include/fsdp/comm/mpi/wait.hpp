@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waiting for other processes: with a deadline, without burning a core, and never silently for ever.
+// Waits for other processes, with a deadline and without using a core; a wait that is given up is reported.
 #pragma once
 
 #include <linux/futex.h>
@@ -30,7 +30,7 @@ inline constexpr int exit_missing_peer = 75;
 
 namespace detail {
 
-/// Process-wide state that the signal handler and the last words of a rank need.
+/// Process-wide state for the signal handler and the last message of a rank.
 struct Process {
   std::atomic<int> waiting{0};           ///< threads that wait for peers now
   std::atomic<bool> initialized{false};  ///< MPI runs
@@ -61,8 +61,8 @@ inline void write_error(std::string_view text) {
   }
 }
 
-/// Ends every process of the run with a non-zero code. Callable from any thread. What this rank had to say is said:
-/// SIGTERM, which the launcher sends now, and other threads' waits add nothing to it.
+/// Ends every process of the run with a non-zero code. Callable from any thread. Call it after this rank has printed
+/// its message: SIGTERM, which the launcher sends now, and other threads' waits add nothing to it.
 [[noreturn]] inline void end_run(int code) {
   host::detail::reported.store(true);
   std::signal(SIGTERM, SIG_IGN);

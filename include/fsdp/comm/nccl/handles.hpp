@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owners of NCCL's communicators, and the checker of its calls.
+// Owners of NCCL communicators, and a macro that checks NCCL calls.
 #pragma once
 
 #include <cuda_runtime_api.h>

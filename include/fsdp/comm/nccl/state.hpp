@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state of an NCCL communicator: its start and end, its control plane and its registered memory.
+// State of an NCCL communicator: start and end, control plane, registered memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -31,8 +31,8 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::nccl {
 
-/// Settings of a communicator and of those split from it. What NCCL, as compiled and as loaded, cannot honour is an
-/// error.
+/// Settings of a communicator and of those split from it. An option that NCCL, as compiled or as loaded, cannot honour
+/// is an error.
 struct Options {
   /// Longest time of a collective, a blocking call or a rank's arrival; after it, this rank reports and ends the run.
   std::chrono::milliseconds timeout = bootstrap::default_timeout();
@@ -187,7 +187,7 @@ struct State {
     return texts;
   }
 
-  /// See comm::consult.
+  /// Gathers texts on rank 0, and sends its answer to all ranks: see comm::consult.
   template <class Answer>
   std::string consult(std::string const& text, std::string_view what, Answer const& answer) {
     if (control) return control->consult(text, what, answer);
@@ -273,7 +273,7 @@ struct State {
 #endif
     return (bytes + page - 1) / page * page;
   }
-  /// Nothing if `memory` is no window of this communicator.
+  /// Ends the window of `memory`, if it has one in this communicator.
   void end_window(void* memory) noexcept {
     auto const entry = windows.find(memory);
     if (entry == windows.end()) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The thread that notices collectives that fail or never complete.
+// A thread that finds collectives that fail or do not complete.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -88,7 +88,8 @@ class Watch {
     Watch* watch_;
   };
 
-  /// The collective was enqueued on `stream`. Nothing is tracked while the stream is captured into a graph.
+  /// Records that the collective was enqueued on `stream`. Nothing is tracked while the stream is captured into a
+  /// graph.
   /// @pre the stream's device is current
   void enqueued(cudaStream_t stream, comm::Operation operation) {
     auto capture = cudaStreamCaptureStatusNone;
@@ -212,7 +213,7 @@ class Watch {
     return text;
   }
 
-  /// Why the run must end, or "".
+  /// The reason why the run must end, or "".
   std::string verdict(bool& terminated) {
     static_cast<void>(forget_completed());
     ncclResult_t error = ncclSuccess;
@@ -263,8 +264,8 @@ class Watch {
     }
   }
 
-  /// What other communicators of this rank wait in, and whether for longer: of ranks that enqueue in different orders,
-  /// each names its own order. Called without the lock: theirs are taken.
+  /// A text of the operations in which other communicators of this rank wait, and whether they wait longer. Called
+  /// without the lock: theirs are taken.
   std::string others_wait() {
     std::string text;
     std::lock_guard const lock(all().mutex);
