@@ -7,6 +7,7 @@
 #include "fsdp/checkpoint/full_state.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine.hpp"
+#include "fsdp/engine/module_buffers.hpp"
 #include "fsdp/mesh.hpp"
 #include "fsdp/optim/adamw.hpp"
 #include "fsdp/optim/grad_clip.hpp"

@@ -17,15 +17,18 @@
 #include <vector>
 
 #include "fsdp/engine.hpp"
+#include "fsdp/engine/module_buffers.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/held_use.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/libtorch/device.hpp"
 #include "fsdp/libtorch/initial_values.hpp"
+#include "fsdp/libtorch/module_buffers.hpp"
 #include "fsdp/libtorch/optimizer.hpp"
 #include "fsdp/libtorch/outputs.hpp"
 #include "fsdp/libtorch/passes.hpp"
+#include "fsdp/libtorch/registration.hpp"
 #include "fsdp/libtorch/unit.hpp"
 #include "fsdp/strategy.hpp"
 #include "fsdp/tensor.hpp"
@@ -38,7 +41,8 @@ namespace detail {
 template <class E>
 class UsesOf final : public EngineUses {
  public:
-  explicit UsesOf(E& engine) : engine_(&engine), held_(engine) {}
+  UsesOf(E& engine, std::shared_ptr<NamedModules const> modules)
+      : engine_(&engine), held_(engine), modules_(std::move(modules)) {}
 
   int rank() const override { return engine_->rank(); }
   void begin(Pass pass, UseId use) override {
@@ -63,6 +67,7 @@ class UsesOf final : public EngineUses {
   bool begin_gradient(std::size_t of, std::size_t index) override { return held_.unit(of).begin_gradient(index); }
   std::size_t turns_done() const override { return engine_->shards().core().declared.schedule().turns_done(); }
   void discard_gradients() override { engine_->discard_gradients(); }
+  void broadcast_buffers() override { sync_module_buffers(*engine_, *modules_, BufferSync::broadcast); }
   void expect_stream(std::string_view unit) const override {
     TorchDevice<typename E::Device>::expect_current(engine_->device(), engine_->compute(), engine_->rank(), unit);
   }
@@ -70,6 +75,7 @@ class UsesOf final : public EngineUses {
  private:
   E* engine_;
   HeldUse<E> held_;
+  std::shared_ptr<NamedModules const> modules_;
 };
 
 }  // namespace detail
@@ -155,7 +161,10 @@ class Sharded {
 /// they share the generator: hold a mutex from the seed to shard().
 ///
 /// A parameter without requires_grad is frozen: see UnitOptions. Parameters have the engine's types (Precision): with
-/// fsdp::Bf16, an fp32 module computes in bf16. Buffers stay as they are, on each rank.
+/// fsdp::Bf16, an fp32 module computes in bf16.
+///
+/// Buffers keep their types, and each rank has them whole. The first forward of a sharded module gives all ranks rank
+/// 0's buffers of all modules; then each rank changes its own, until sync_buffers().
 /// @tparam E  Engine. On the host, its compute stream is inline (host::Stream::inline_stream); on CUDA, it is torch's
 /// current stream (fsdp/libtorch/cuda.hpp)
 template <class E>
@@ -163,13 +172,14 @@ class Sharder {
  public:
   explicit Sharder(E& engine)
       : engine_(&engine),
-        passes_(std::make_shared<detail::Passes>(std::make_unique<detail::UsesOf<E>>(engine))),
-        modules_(std::make_shared<Modules>()) {
+        modules_(std::make_shared<detail::NamedModules>()),
+        passes_(std::make_shared<detail::Passes>(std::make_unique<detail::UsesOf<E>>(engine, modules_))) {
     detail::TorchDevice<typename E::Device>::expect_compute(engine.compute(), engine.rank());
   }
 
   /// Registers a module as the next unit in forward order. Tensor names are "name." and those of named_parameters();
-  /// one parameter of several names has the first. The engine is sealed by the first use, optimizer or checkpoint.
+  /// one parameter of several names has the first. The engine is sealed by the first use, optimizer or checkpoint. If
+  /// it throws, engine and module are as before.
   /// @param strategy  of the unit, as in Engine::add_unit; not set: the engine's
   /// @throws UsageError if a parameter belongs to another unit, has no fp32, bf16 or fp16 elements, or the engine is
   /// sealed
@@ -182,12 +192,15 @@ class Sharder {
   Sharded<M> shard(std::shared_ptr<M> module, std::string const& name,
                    std::optional<ShardingStrategy> const& strategy = {}) {
     FSDP_EXPECTS(module != nullptr, "rank {}: Sharder::shard of '{}': the module is nullptr", engine_->rank(), name);
+    detail::Registration<E> const registration(*engine_, *passes_, *modules_);
     auto const use = declare(*module, name, strategy);
     modules_->emplace_back(name, module);
+    passes_->units().back()->commit();
     return {passes_, std::move(module), use};
   }
   /// Registers one more use of the unit of `of`, next in forward order: a head that reads the embedding's weight, or a
-  /// second call of the same module. The unit is held from its first use to its last; gradients are reduced once.
+  /// second call of the same module. The unit is held from its first use to its last; gradients are reduced once. If it
+  /// throws, the engine is as before.
   /// @param name  of the use, for messages
   /// @throws UsageError if the module has parameters that the unit does not have
   template <class Of, class M>
@@ -206,21 +219,30 @@ class Sharder {
     std::vector<DeclaredTensor> tensors;
     for (auto const& parameter : unit.parameters()) tensors.push_back(declared(unit, parameter));
     std::vector<TensorPlace> places;
+    detail::Registration<E> const registration(*engine_, *passes_, *modules_, unit.id());
     auto const id = engine_->declare_use(unit.id(), name, std::move(tensors), places);
-    return {passes_, std::move(module), passes_->add_use(unit, id, name)};
+    auto const use = passes_->add_use(unit, id, name);
+    modules_->emplace_back(name, module);
+    return {passes_, std::move(module), use};
   }
 
   /// As Engine::discard_gradients; also after backward() has ended with an exception, on all ranks: training then goes
   /// on as if the pass had not been.
   void discard_gradients() { passes_->discard_gradients(); }
 
+  /// Gives all ranks the same buffers of all modules: before an evaluation or a save. A buffer of several uses counts
+  /// once.
+  /// @param how  average: the mean over ranks; of buffers that have no floating-point elements, rank 0's
+  /// @throws OrderError on every rank if ranks' modules have other buffers; no buffer has changed then
+  /// @note Stream: behind the work of all streams of the engine. The calling thread waits for the values.
+  /// @note Collective: yes; seals the engine. As average_buffers and broadcast_buffers.
+  void sync_buffers(BufferSync how = BufferSync::average) { detail::sync_module_buffers(*engine_, *modules_, how); }
+
   E& engine() const { return *engine_; }
-  /// Units' names and modules, without further uses: fsdp/libtorch/buffers.hpp saves their buffers.
+  /// Names and modules of all uses: fsdp/libtorch/buffers.hpp saves their buffers.
   std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> const& modules() const { return *modules_; }
 
  private:
-  using Modules = std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>;
-
   static detail::TorchParameter* find(detail::TorchUnit& unit, at::Tensor const& tensor) {
     for (auto& parameter : unit.parameters())
       if (parameter.tensor.is_same(tensor)) return &parameter;
@@ -302,8 +324,8 @@ class Sharder {
   }
 
   E* engine_;
+  std::shared_ptr<detail::NamedModules> modules_;
   std::shared_ptr<detail::Passes> passes_;
-  std::shared_ptr<Modules> modules_;
 };
 template <class E>
 Sharder(E&) -> Sharder<E>;

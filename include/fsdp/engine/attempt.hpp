@@ -33,25 +33,38 @@ class [[nodiscard]] Busy {
 
 /// Guards the registration of modules. If an exception ends the scope, they are forgotten.
 template <class D>
-class [[nodiscard]] Attempt {
+class [[nodiscard]] Rollback {
  public:
-  /// @param module  for messages
-  /// @param to      the unit that the module is added to, if that is there already
-  /// @throws UsageError if something else is under way
-  [[gnu::cold]] Attempt(D& declared, std::string_view module, UnitId to = {})
-      : declared_(&declared),
-        busy_(declared, "a module is being added", formatted("module '{}' was added", module)),
-        before_(declared.mark(to)) {}
-  Attempt(Attempt&&) = delete;
-  [[gnu::cold]] ~Attempt() {
-    if (std::uncaught_exceptions() > exceptions_) declared_->restore(before_);
+  /// @param to  the unit that the modules are added to, if that is there already
+  [[gnu::cold]] Rollback(D& declared, UnitId to) : declared_(&declared), before_(declared.mark(to)) {}
+  Rollback(Rollback&&) = delete;
+  [[gnu::cold]] ~Rollback() {
+    if (is_failing()) declared_->restore(before_);
   }
+  /// In a destructor: an exception ends the scope.
+  bool is_failing() const { return std::uncaught_exceptions() > exceptions_; }
 
  private:
   D* declared_;
-  Busy<D> busy_;
   std::vector<std::size_t> before_;
   int exceptions_ = std::uncaught_exceptions();
+};
+
+/// The same around one call of the engine, while which it refuses others.
+template <class D>
+class [[nodiscard]] Attempt {
+ public:
+  /// @param module  for messages
+  /// @param to      as in Rollback
+  /// @throws UsageError if something else is under way
+  [[gnu::cold]] Attempt(D& declared, std::string_view module, UnitId to = {})
+      : busy_(declared, "a module is being added", formatted("module '{}' was added", module)),
+        rollback_(declared, to) {}
+  Attempt(Attempt&&) = delete;
+
+ private:
+  Busy<D> busy_;
+  Rollback<D> rollback_;
 };
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -38,6 +38,8 @@ class EngineUses {
   /// Turns of the pass under way that are complete.
   virtual std::size_t turns_done() const = 0;
   virtual void discard_gradients() = 0;
+  /// Gives all ranks rank 0's buffers of the modules. @note Collective: yes.
+  virtual void broadcast_buffers() = 0;
   /// @throws UsageError if the thread's current stream of torch is not the engine's compute stream
   virtual void expect_stream(std::string_view unit) const = 0;
 };
@@ -66,9 +68,16 @@ class Passes : public std::enable_shared_from_this<Passes> {
     uses_.push_back({&unit, id, std::move(name)});
     return uses_.size() - 1;
   }
+  std::size_t use_count() const { return uses_.size(); }
+  /// Forgets what was registered last. @pre no pass has begun
+  void truncate(std::size_t units, std::size_t uses) noexcept {
+    while (uses_.size() > uses) uses_.pop_back();
+    while (units_.size() > units) units_.pop_back();
+  }
 
   /// @throws UsageError after a backward() that has ended with an exception, or if a parameter's requires_grad has
   /// changed; OrderError if another use comes next
+  /// @note Collective: the first time, it broadcasts the buffers of all modules too.
   void begin_forward(std::size_t use) {
     auto& unit = *uses_[use].unit;
     expect_no_half_pass(formatted("forward of '{}' begins", uses_[use].name));
@@ -83,6 +92,8 @@ class Passes : public std::enable_shared_from_this<Passes> {
           "rank {}: unit '{}': requires_grad of parameter '{}' has changed: it is {}, and was {} when the unit "
           "was sharded; freeze parameters before Sharder::shard",
           rank(), unit.name(), parameter.name, !parameter.trains, parameter.trains);
+    if (!has_begun_) engine_->broadcast_buffers();
+    has_begun_ = true;
     engine_->begin(Pass::forward, uses_[use].id);
     if (engine_->turns_done() == 0) {
       calls_.clear();
@@ -266,6 +277,7 @@ class Passes : public std::enable_shared_from_this<Passes> {
   std::vector<Use> uses_;
   std::vector<std::size_t> calls_;  ///< uses of the last forward pass, in order
   std::uint64_t pass_ = 0;          ///< number of the last forward pass
+  bool has_begun_ = false;          ///< the first of them
   bool has_run_backward_ = false;   ///< of that pass
   bool is_in_forward_ = false;      ///< a forward has begun and not ended
   bool is_running_ = false;         ///< a backward pass has begun and not ended

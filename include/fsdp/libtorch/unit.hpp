@@ -42,6 +42,7 @@ struct TorchParameter {
   at::Tensor gradient{};                            ///< view of the storage of gradients; undefined: it does not train
   at::Tensor refused_weight{}, refused_gradient{};  ///< see [Note: Refusals before torch 2.2]
   Accumulator accumulator{};                        ///< kept, so that its hook is
+  std::uintptr_t hook = 0;                          ///< of the accumulator
   bool has_come = false;                            ///< backward: the gradient of the use that is open
   std::uint32_t version = 0;                        ///< torch's count of writes, when the use began
 };
@@ -59,7 +60,17 @@ class TorchUnit {
  public:
   TorchUnit(std::string name, UnitId id) : id_(id), name_(std::move(name)) {}
   TorchUnit(TorchUnit const&) = delete;
+  /// Before commit(), parameters get their values and gradients back.
   ~TorchUnit() {
+    for (std::size_t i = 0; i < before_.size(); ++i) {
+      auto& parameter = parameters_[i];
+      if (parameter.accumulator) parameter.accumulator->del_post_hook(parameter.hook);
+      if constexpr (storages_refuse)
+        parameter.tensor.set_data(before_[i].first);
+      else
+        RefusedTensors::assign(parameter.tensor, before_[i].first);
+      parameter.tensor.mutable_grad() = before_[i].second;
+    }
     for (auto const text : texts_) RefusedTensors::forget(text);
   }
 
@@ -83,13 +94,15 @@ class TorchUnit {
                   "and call no zero_grad",
                   name_));
   }
-  /// Parameters become views of the storages; their values are forgotten.
+  /// Parameters become views of the storages.
   /// @param offset_of  (parameter) -> element of its unit
   /// @param come  called as come(parameter) when autograd has accumulated a gradient of a use that is open
   template <class Info, class Come>
   void finish(Info const& info_of, Come const& come) {
     torch::NoGradGuard const no_grad;
+    before_.reserve(parameters_.size());
     for (auto& parameter : parameters_) {
+      before_.emplace_back(parameter.tensor.detach(), parameter.tensor.mutable_grad());
       auto const [offset, types] = info_of(parameter);
       auto const& tensor = parameter.tensor;
       auto const options = at::TensorOptions().dtype(scalar_type(types.parameter));
@@ -102,10 +115,12 @@ class TorchUnit {
       if constexpr (!storages_refuse)
         parameter.refused_gradient = refused(parameter.gradient, gradients_[parameter.unit]);
       parameter.accumulator = torch::autograd::impl::grad_accumulator(tensor);
-      parameter.accumulator->add_post_hook(std::make_unique<Hook<Come>>(come, &parameter));
+      parameter.hook = parameter.accumulator->add_post_hook(std::make_unique<Hook<Come>>(come, &parameter));
     }
     close();
   }
+  /// The unit is registered: frees the parameters' former values.
+  void commit() noexcept { before_.clear(); }
 
   /// A use begins. @param buffers_of  (number of the unit) -> TorchBuffers
   template <class BuffersOf>
@@ -173,9 +188,10 @@ class TorchUnit {
 
   UnitId id_;
   std::string name_;
-  std::vector<std::int64_t> texts_;               ///< of RefusedTensors
-  std::vector<TorchParameter> parameters_;        ///< in place once finish() was called: hooks point at them
-  std::vector<UnitStorage> weights_, gradients_;  ///< by number of the unit
+  std::vector<std::int64_t> texts_;                        ///< of RefusedTensors
+  std::vector<TorchParameter> parameters_;                 ///< in place once finish() was called: hooks point at them
+  std::vector<UnitStorage> weights_, gradients_;           ///< by number of the unit
+  std::vector<std::pair<at::Tensor, at::Tensor>> before_;  ///< values and gradients of parameters, until commit()
 };
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch::detail

@@ -8,6 +8,7 @@
 #include "examples/mlp/mlp.hpp"
 #include "examples/mlp/regression.hpp"
 #include "fsdp/checkpoint/load.hpp"
+#include "fsdp/checkpoint/module_buffers.hpp"
 #include "fsdp/checkpoint/save.hpp"
 #include "fsdp/comm/local.hpp"
 #include "fsdp/host/device.hpp"

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Buffers of torch modules (running means of a BatchNorm) as buffers of an engine.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/engine/module_buffers.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/libtorch/device.hpp"
+#include "fsdp/tensor.hpp"
+
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch::detail {
+
+/// The names of uses and their modules, in the order of registration.
+using NamedModules = std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>;
+
+/// The buffers of modules, in the order of the modules. A tensor that several uses or modules have counts once, and has
+/// its first name.
+class TorchBufferList {
+ public:
+  /// @throws UsageError if a buffer is on another device than the engine, or no array of values
+  template <class E>
+  TorchBufferList(E& engine, NamedModules const& modules) {
+    auto const device = TorchDevice<typename E::Device>::of(engine.device());
+    for (auto const& [use, module] : modules)
+      for (auto const& item : module->named_buffers())
+        if (item.value().defined() && !has(item.value()))
+          add(use.empty() ? item.key() : use + "." + item.key(), item.value(), device, engine.rank());
+  }
+
+  std::vector<ModuleBuffer> const& list() const { return list_; }
+  /// Values were written to list(): tensors get them, and autograd notices.
+  void written() {
+    torch::NoGradGuard const no_grad;
+    for (auto& [tensor, values] : tensors_)
+      if (values.is_same(tensor)) {
+        if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+      } else if (!torch::equal(values, tensor)) {
+        tensor.copy_(values);
+      }
+  }
+
+ private:
+  static std::optional<DType> floating(at::ScalarType type) {
+    switch (type) {
+      case at::kFloat: return DType::f32;
+      case at::kDouble: return DType::f64;
+      case at::kBFloat16: return DType::bf16;
+      case at::kHalf: return DType::f16;
+      default: return {};
+    }
+  }
+  bool has(at::Tensor const& tensor) const {
+    for (auto const& known : tensors_)
+      if (known.first.is_same(tensor)) return true;
+    return false;
+  }
+  void add(std::string name, at::Tensor const& tensor, at::Device device, int rank) {
+    bool const is_here = tensor.device().type() == device.type() && tensor.layout() == at::kStrided &&
+                         (!device.has_index() || tensor.device().index() == device.index());
+    FSDP_EXPECTS(is_here, "rank {}: buffer '{}' is a {} tensor on {}; expected a dense one on {}, where the engine is",
+                 rank, name, tensor.toString(), tensor.device().str(), device.str());
+    auto values = tensor.is_contiguous() ? tensor : tensor.detach().contiguous();
+    auto& buffer = list_.emplace_back();
+    buffer.name = std::move(name);
+    buffer.type = c10::toString(tensor.scalar_type());
+    buffer.shape = tensor.sizes().vec();
+    buffer.data = values.data_ptr();
+    buffer.bytes = values.nbytes();
+    buffer.floating = floating(tensor.scalar_type());
+    tensors_.emplace_back(tensor, std::move(values));
+  }
+
+  std::vector<ModuleBuffer> list_;
+  std::vector<std::pair<at::Tensor, at::Tensor>>
+      tensors_;  ///< with the values, which are apart if it is not contiguous
+};
+
+/// @note Collective: yes; as average_buffers or broadcast_buffers.
+template <class E>
+void sync_module_buffers(E& engine, NamedModules const& modules, BufferSync how) {
+  TorchBufferList buffers(engine, modules);
+  if (how == BufferSync::average)
+    average_buffers(engine, buffers.list());
+  else
+    broadcast_buffers(engine, buffers.list());
+  buffers.written();
+}
+
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch::detail
