@@ -22,7 +22,7 @@ inline constexpr std::int64_t layout_alignment = 64;
 /// More elements than any tensor has; bytes and padding of so many still fit 64 bits.
 inline constexpr std::int64_t largest_numel = std::int64_t{1} << 56;
 
-/// What `describe` says of a tensor beyond its name and shape.
+/// Options of a tensor that `describe` names.
 struct TensorOptions {
   bool decay = true;                ///< weight decay applies
   Init init = init::normal(0.02f);  ///< how its elements start
@@ -77,7 +77,7 @@ struct TensorInfo {
 ///
 /// [Note: Padding] Shards must be equally long, for collectives; and a norm must be the sum of the same shares under
 /// every strategy. So a unit is cut into slices whose length depends on the unit and the world alone, at most `world`
-/// of them, and a shard is a whole number of slices. What that adds is less than a slice and 64 elements a shard: where
+/// of them, and a shard is a whole number of slices. Padding is less than a slice and 64 elements a shard: where
 /// all ranks shard, a slice is a shard.
 struct Division {
   std::int64_t slice = 0;   ///< elements, a multiple of layout_alignment
@@ -147,7 +147,7 @@ class FlatLayout {
   std::int64_t numel() const { return numel_; }    ///< elements of the tensors alone
   std::int64_t padded() const { return padded_; }  ///< elements with all padding; 0 before seal()
 
-  /// What no tensor covers, in order. @pre seal() was called
+  /// The ranges that no tensor covers, in order. @pre seal() was called
   [[gnu::cold]] std::vector<Range> padding() const {
     std::vector<Range> gaps;
     std::int64_t end = 0;

@@ -97,7 +97,7 @@ class Sharded {
   auto operator()(Args&&... args) const {
     return call([&](M& module) { return module.forward(std::forward<Args>(args)...); });
   }
-  /// The same with a function of the module that is not forward: `unit.call([&](auto& m) { return m.encode(x); })`.
+  /// As operator(), with another function of the module than forward: `unit.call([&](auto& m) { return m.encode(x); })`.
   template <class Call>
   auto call(Call&& function) const {
     static_assert(!std::is_void_v<std::invoke_result_t<Call, M&>>,

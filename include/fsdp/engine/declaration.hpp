@@ -65,10 +65,10 @@ class Declaration : public DeclaredUnits<P> {
           "got {}",
           rank, where.shards, options.reshard_ranks);
     if (options.allow_keep_unsharded)
-      fail<ConfigError>("rank {}: reshard_ranks and allow_keep_unsharded exclude each other", rank);
+      fail<ConfigError>("rank {}: set either reshard_ranks or allow_keep_unsharded, not both", rank);
   }
 
-  /// What restore() goes back to. @param to  as in DeclaredUnits::mark
+  /// The state that restore() returns to. @param to  as in DeclaredUnits::mark
   [[gnu::cold]] std::vector<std::size_t> mark(UnitId to) const { return Base::mark(to); }
   [[gnu::cold]] void restore(std::vector<std::size_t> const& to) noexcept {
     schedule_.truncate(to[2]);

@@ -47,7 +47,7 @@ struct ModuleBuffer {
   }
 };
 
-/// What ranks that have different values of a buffer agree on.
+/// The values that all ranks get of a buffer.
 enum class BufferSync : unsigned char {
   average,    ///< the mean over ranks; of integers, rank 0's values
   broadcast,  ///< rank 0's values

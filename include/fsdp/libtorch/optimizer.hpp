@@ -150,7 +150,7 @@ class ShardOptimizer {
     ++steps_;
     keep_arrays();
   }
-  /// The same with another learning rate, which all groups keep.
+  /// A step with another learning rate, which all groups keep.
   void step(float lr, GradNorm<E> const& norm = {}) {
     for (auto& group : optimizer_->param_groups()) group.options().set_lr(static_cast<double>(lr));
     step(norm);
@@ -163,7 +163,7 @@ class ShardOptimizer {
   /// Steps taken; skipped ones do not count.
   std::int64_t steps() const { return steps_; }
 
-  // What a checkpoint keeps: fsdp::checkpoint::Checkpointable says what each is.
+  // Members for checkpoints: see fsdp::checkpoint::Checkpointable.
   static constexpr std::string_view name() { return Arrays::name(); }
   std::vector<std::string_view> state_names() const { return Arrays::arrays(options_); }
   bool owns(TensorInfo const&) const { return true; }

@@ -19,7 +19,7 @@ template <class>
 inline constexpr bool never = false;
 }  // namespace detail
 
-/// What ShardOptimizer needs to know of an optimizer of torch, by its options. An optimizer works on shards if it is
+/// Properties of an optimizer of torch for ShardOptimizer, by its options. An optimizer works on shards if it is
 /// element-wise: the update of an element reads nothing but the element, its gradient and its state. To use one of your
 /// own, specialise this.
 ///

@@ -21,7 +21,7 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch::detail {
 
-/// What passes need of an engine: one use at a time, as HeldUse.
+/// Interface of an engine for passes: one use at a time, as HeldUse.
 class EngineUses {
  public:
   virtual ~EngineUses() = default;
