@@ -12,13 +12,7 @@ namespace {
 
 using S = Settings;
 
-/// Gives a common row the name that HuggingFace's Trainer has for it.
-void rename(SettingsTable& t, std::string_view from, std::string_view to) {
-  for (auto& row : t.rows) {
-    if (row.name == from) row.name = to;
-    if (row.part_of == from) row.part_of = to;
-  }
-}
+/// A common row, to be changed for llama.
 Setting& row(SettingsTable& t, std::string_view name) {
   return *std::find_if(t.rows.begin(), t.rows.end(), [&](Setting const& each) { return each.name == name; });
 }
@@ -47,13 +41,7 @@ std::vector<Setting> llama_settings() {
            {"linear", "cosine"});
   add_ranks(t);
   add_sharding(t);
-  t.heading = tuning_heading;
-  t.count("freeze_layers", &S::freeze_layers, in::training | in::of_run,
-          "freeze the token embedding and this many lowest layers; 0: train everything", 0, 10'000);
-  t.count("lora_r", &S::lora_rank, in::training | in::of_run,
-          "rank of adapters (LoRA); everything else is frozen; 0: no adapters", 0, 65536);
-  t.positive("lora_alpha", &S::lora_alpha, in::training | in::of_run,
-             "an adapter's product is multiplied by lora_alpha / lora_r");
+  add_tuning(t);
   t.text("lora_targets", &S::lora_targets, in::training | in::of_run,
          "linear layers with adapters, separated by commas: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, "
          "down_proj; or all");
@@ -68,15 +56,6 @@ std::vector<Setting> llama_settings() {
              "largest file of weights, in GB (10^9 bytes): a larger model becomes several files with an index");
   add_files(t);
 
-  rename(t, "activation_checkpointing", "gradient_checkpointing");
-  auto& checkpointing = row(t, "gradient_checkpointing");
-  checkpointing.may_stand_alone = true;
-  checkpointing.help =
-      "compute activations again in backward instead of keeping them: false, true, or a number of layers. bench and "
-      "plan also take both: a line for false and one for true";
-  row(t, "recompute_segment").help =
-      "gradient_checkpointing: number of consecutive layers that are computed again together, from the input of the "
-      "first";
   row(t, "decay_lr").help = "decay the learning rate after warm-up, as lr_schedule says; false: keep it constant";
   row(t, "block_size").of_run = true;
   row(t, "start").may_be_empty = true;

@@ -39,14 +39,7 @@ std::vector<Setting> nanogpt_settings() {
   add_optimizer(t);
   add_ranks(t);
   add_sharding(t);
-  t.heading = tuning_heading;
-  t.count("lora_rank", &S::lora_rank, in::training | in::of_run,
-          "rank of adapters (LoRA) for the matrices of all blocks; everything else is frozen; 0: no adapters", 0,
-          65536);
-  t.positive("lora_alpha", &S::lora_alpha, in::training | in::of_run,
-             "an adapter's product is multiplied by lora_alpha / lora_rank");
-  t.count("train_layers", &S::train_layers, in::training | in::of_run,
-          "train only this many last blocks and the final norm, and freeze the rest; 0: train everything", 0, 100000);
+  add_tuning(t);
   t.heading = "Settings of nanoGPT (accepted, without effect)";
   t.flag("compile", &S::compile, in::computing, "nanoGPT's; there is nothing to compile");
   t.text("backend", &S::backend, in::train | in::bench, "nanoGPT's; use --comm");

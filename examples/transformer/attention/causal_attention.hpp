@@ -18,7 +18,7 @@
 
 namespace transformer {
 
-/// What the attention of all layers shares. It must outlive them and stay in its place.
+/// Context that the attention of all layers shares. It must outlive them and stay in its place.
 template <class D, class T>
 struct AttentionContext {
   D device;
@@ -106,7 +106,7 @@ class CausalAttention {
     return {context_->scratch.tiles, context_->scratch.tile_bytes};
   }
 
-  /// What one thread has for the scores of a group.
+  /// A thread's buffers for the scores of a group.
   struct Scratch {
     T *scores, *gradient;
   };

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// train, bench and sample: chooses the device and how ranks come about, and starts them; signals and cores of
-// the process.
+// Starts the ranks of train, bench and sample: chooses device and communicator; handles signals.
 #include "transformer/launch/process.hpp"
 
 #include <cblas.h>
@@ -208,7 +207,7 @@ int threads_of(Settings const& settings, std::vector<std::vector<int>> const& co
 }
 
 #if TRANSFORMER_HAVE_MPI
-/// The same for a rank of MPI's world. @note Collective: yes.
+/// Threads of a rank of MPI's world. @note Collective: yes.
 int threads_of(Settings const& settings, fsdp::mpi::Environment const& environment) {
   auto const mine = allowed_cores();
   auto const ranks = static_cast<std::size_t>(environment.size());
@@ -317,8 +316,14 @@ std::chrono::milliseconds collective_timeout(Settings const& settings) {
   return std::max(std::chrono::milliseconds(1), std::chrono::duration_cast<std::chrono::milliseconds>(seconds));
 }
 
+void print_former_names(Settings const& settings) {
+  if (!is_first_process(launch_variables())) return;
+  for (auto const& note : notes_on_former_names(settings)) fmt::print(stderr, "{}\n", note);
+}
+
 int run_on_ranks(Settings const& settings, Command command, CommandLine line) {
   choose_blas_kernels(line);
+  print_former_names(settings);  // not before, or a program that was started again would print them twice
   Job job{settings, command, {}, {}, {}, {}};
   Launch launch;
   WorldKind kind{};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which activations a model keeps, which it computes again, and which layers share buffers.
+// Plans activations: kept or computed again, and layers that share buffers.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace transformer {
 
-/// What a model must have room for.
+/// The sizes of a model's activations and workspace.
 struct ActivationPlan {
   std::int64_t batch = 1;      ///< B: sequences per micro-step
   std::int64_t sequence = 1;   ///< T: tokens per sequence
@@ -33,7 +33,7 @@ struct ActivationPlan {
   std::int64_t logits_elements = 32 << 20;    ///< elements of the logits that exist at a time
 
   std::int64_t rows() const { return batch * sequence; }
-  /// So many first layers share the buffers of `slots()` layers. All others have their own.
+  /// Number of first layers that share the buffers of `slots()` layers. All others have their own.
   std::int64_t sharing() const { return std::max(recompute, unused); }
   std::int64_t slots() const { return std::clamp<std::int64_t>(std::min(segment, recompute - first), 1, segment); }
   /// The layer is in a segment. Segments are `first` to `first + segment - 1`, and so on; the last one may be shorter.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a decoder is built and run.
+// Options of a decoder.
 #pragma once
 
 #include <cstdint>

@@ -58,8 +58,10 @@ Tuning tuning_of(Settings const& settings) {
   tuning.lora_rank = settings.lora_rank;
   if (tuning.adapts())
     tuning.lora_scale = static_cast<float>(settings.lora_alpha / static_cast<double>(tuning.lora_rank));
-  tuning.last_layers = settings.train_layers;
-  tuning.frozen_layers = settings.freeze_layers;
+  if (settings.freeze_layers < 0)
+    tuning.last_layers = -settings.freeze_layers;
+  else
+    tuning.frozen_layers = settings.freeze_layers;
   if (settings.lora_targets != "all") tuning.lora_targets = words_of(settings.lora_targets);
   return tuning;
 }

@@ -151,7 +151,10 @@ void add_sharding(SettingsTable& t) {
           "number of units that are gathered ahead of their computation", 0, 1000);
   t.positive("bucket_mb", &S::bucket_mb, in::training | in::of_run, "size of no_shard's gradient buckets in MiB");
   t.text("activation_checkpointing", &S::activation_checkpointing, in::training | in::of_run,
-         "compute activations again in backward instead of keeping them: false, true, or a number of layers");
+         "compute activations again in backward instead of keeping them: false, true, or a number of layers. bench and "
+         "plan also take both: a line for false and one for true");
+  t.rows.back().may_stand_alone = true;
+  t.rows.back().former_name = "gradient_checkpointing";
   t.count("recompute_segment", &S::recompute_segment, in::training | in::of_run,
           "activation_checkpointing: number of consecutive layers that are computed again together, from the input of "
           "the first",
@@ -160,10 +163,25 @@ void add_sharding(SettingsTable& t) {
   t.choice("reduce_dtype", &S::reduce_dtype, in::training | in::of_run,
            "element type in which ranks sum gradients (default: float32 for every dtype)", {"float32", "bfloat16"});
   t.text("offload", &S::offload, in::training | in::of_run,
-         "what lies in host memory instead of the device's: none, or some of moments, masters (with "
+         "state kept in host memory; the device holds that of two units: none, or some of moments, masters (with "
          "dtype=bfloat16) and gradients, separated by commas");
   t.flag("cpu_offload", &S::cpu_offload, in::training | in::of_run, "offload=moments, and masters with dtype=bfloat16");
   t.rows.back().listed = false;
+}
+
+void add_tuning(SettingsTable& t) {
+  t.heading = tuning_heading;
+  t.count("lora_rank", &S::lora_rank, in::training | in::of_run,
+          "rank of adapters (LoRA) for linear layers of all blocks; everything else is frozen; 0: no adapters", 0,
+          65536);
+  t.rows.back().former_name = "lora_r";
+  t.positive("lora_alpha", &S::lora_alpha, in::training | in::of_run,
+             "an adapter's product is multiplied by lora_alpha / lora_rank");
+  t.count("freeze_layers", &S::freeze_layers, in::training | in::of_run,
+          "freeze the embeddings and this many lowest layers; -N: all layers but the last N; 0: train everything",
+          -10'000, 10'000);
+  t.rows.back().former_name = "train_layers";
+  t.rows.back().former_is_negative = true;
 }
 
 void add_logs(SettingsTable& t) {
@@ -176,6 +194,9 @@ void add_logs(SettingsTable& t) {
   t.optional_text("log_json", &S::log_json, in::train, "output file: one JSON object per printed line");
   t.optional_text("trace", &S::trace, in::train, "output file: a Chrome trace of some steps, of all ranks");
   t.count("trace_steps", &S::trace_steps, in::train, "number of traced steps, after two warm-up steps", 1, 10'000);
+  t.flag("verbose", &S::verbose, in::train | in::bench,
+         "also print when the peak to which mfu is relative is measured again or exceeded");
+  t.rows.back().may_stand_alone = true;
 }
 
 void add_samples(SettingsTable& t) {

@@ -76,7 +76,7 @@ void expect_plannable(Settings& settings, fsdp::plan::Hardware const& hardware) 
   fsdp::plan::expect_whole_nodes(hardware, static_cast<int>(settings.ranks));
   if (!settings.was_given(name_of(&Settings::gradient_accumulation_steps)))
     settings.gradient_accumulation_steps = settings.ranks;
-  if (settings.offload != "none" || settings.cpu_offload || tuning_of(settings).adapts() || settings.train_layers > 0)
+  if (settings.offload != "none" || settings.cpu_offload || tuning_of(settings).adapts() || settings.freeze_layers != 0)
     fsdp::fail<fsdp::ConfigError>(
         "a plan on hardware has no times for offloading, adapters and frozen layers: expected none of them with "
         "--hardware; without it, plan computes their memory");

@@ -33,7 +33,7 @@
 
 namespace transformer {
 
-/// What `introduce` says of a trainer.
+/// The facts that `introduce` needs of a trainer.
 template <class T>
 Introduction introduction_of(T& trainer, Job const& job, Preparation<typename T::Program> const& ready, int ranks) {
   Introduction about;
