@@ -23,9 +23,10 @@ std::vector<Setting> llama_settings() {
   t.heading = "Folders and start";
   t.optional_text(
       "model", &S::model, in::train | in::sample | in::bench | in::plan | in::prepare | in::exporting | in::of_run,
-      "folder of the model to begin with, as HuggingFace has it: config.json, safetensors and "
-      "tokenizer.json or tokenizer.model. bench and plan read config.json only. sample: instead of out_dir. "
-      "sample and export of a run with adapters: its model, if that is now elsewhere");
+      "HuggingFace folder of the model to begin with: config.json, safetensors and tokenizer.json or tokenizer.model. "
+      "bench and plan read config.json only. sample: a model to use instead of out_dir. sample and export of a run "
+      "with "
+      "adapters: the new place of its model, if that was moved");
   t.choice("init_from", &S::init_from, in::train,
            "model: begin with the weights in --model; resume: continue the run in out_dir (each of its settings that "
            "is not given here is kept); auto: resume if out_dir has a checkpoint, else model",
@@ -37,7 +38,7 @@ std::vector<Setting> llama_settings() {
   t.rows.back().may_stand_alone = true;
   add_batches(t);
   add_optimizer(t);
-  t.choice("lr_schedule", &S::lr_schedule, in::train | in::of_run, "decay of the learning rate after warm-up",
+  t.choice("lr_schedule", &S::lr_schedule, in::train | in::of_run, "shape of the learning rate's decay after warm-up",
            {"linear", "cosine"});
   add_ranks(t);
   add_sharding(t);
@@ -95,7 +96,7 @@ void set_defaults(Settings& settings) {
 
 ProgramText const& program_text() {
   static constexpr ProgramText text{
-      "llama fine-tunes Llama models, fully sharded over processes or threads, from HuggingFace's folders.",
+      "llama fine-tunes Llama models from HuggingFace's folders, fully sharded over processes or threads.",
       "  llama prepare --model=MODEL --dataset=chess --data=games.jsonl\n"
       "  llama plan --model=MODEL --ranks=2\n"
       "  mpirun -n 2 llama train --model=MODEL --dataset=chess --gradient_accumulation_steps=2 --out_dir=out\n"

@@ -46,7 +46,7 @@ tensor() {
 differ() { ! cmp -s "$1" "$2"; }
 
 # --- the same losses ---------------------------------------------------------------------------------------------------------
-lora=(--lora_r=4 --lora_alpha=8)
+lora=(--lora_rank=4 --lora_alpha=8)
 declare -A tuning=([full]=--freeze_layers=0 [frozen]=--freeze_layers=1 [lora]="${lora[*]}")
 # with KIND: sets `settings` for it
 with() {
@@ -64,15 +64,15 @@ its_losses() {
   train other "${settings[@]}" --ranks=4 --max_iters=6 --overwrite "${@:2}"
   check "$*: other losses" diff <(head -n "$(wc -l <other.losses)" "$1.losses") other.losses
 }
-its_losses full --strategy=shard_grad_op --gradient_checkpointing=true --recompute_segment=2
-its_losses full --strategy=no_shard --gradient_checkpointing
+its_losses full --strategy=shard_grad_op --activation_checkpointing=true --recompute_segment=2
+its_losses full --strategy=no_shard --activation_checkpointing
 its_losses full --strategy=hybrid_shard --shard_group=2
-its_losses frozen --gradient_checkpointing=true --recompute_segment=2
+its_losses frozen --activation_checkpointing=true --recompute_segment=2
 its_losses frozen --strategy=hybrid_shard --shard_group=2
-its_losses frozen --strategy=no_shard --gradient_checkpointing
+its_losses frozen --strategy=no_shard --activation_checkpointing
 its_losses lora --strategy=shard_grad_op
-its_losses lora --strategy=no_shard --gradient_checkpointing
-its_losses lora --strategy=hybrid_shard --shard_group=2 --gradient_checkpointing=true --recompute_segment=2
+its_losses lora --strategy=no_shard --activation_checkpointing
+its_losses lora --strategy=hybrid_shard --shard_group=2 --activation_checkpointing=true --recompute_segment=2
 check "all of a model and parts of it train alike" differ full.losses frozen.losses
 # Rows have unlike lengths: each counts by its tokens.
 train whole --batch_size=8 --max_iters=6
@@ -189,7 +189,7 @@ check "the export of a moved model" cmp lora-export/model.safetensors lora-moved
 # peft writes null for what is not set.
 cp -r peft peft-null && sed -i 's/"bias"/"modules_to_save": null, "rank_pattern": null, "use_dora": null, "bias"/' peft-null/adapter_config.json
 check "fields that are null" cmp lora.text <(text --model=peft-null)
-ends_in_error "$llama" train "${common[@]}" --model=peft --lora_r=2 --out_dir=twice
+ends_in_error "$llama" train "${common[@]}" --model=peft --lora_rank=2 --out_dir=twice
 check "adapters of adapters" grep -q "setting 'model': 'peft' has adapters, and new adapters need a whole model" output
 check "begins with the adapters" differ on-peft.losses <(head -n "$(wc -l <on-peft.losses)" full.losses)
 check "adapters have their model's memory" grep -q '^32416 parameters' <("$llama" plan --model=peft --block_size=32)

@@ -98,7 +98,8 @@ class CausalAttention {
   /// Threads of a stream of the host, each of which works in a scratch of its own.
   std::int64_t lanes(auto const& stream) const {
     auto const count = static_cast<std::int64_t>(stream.threads());
-    FSDP_EXPECTS(count <= context_->plan.lanes, "attention on {} threads in room for {}", count, context_->plan.lanes);
+    FSDP_EXPECTS(count <= context_->plan.lanes, "attention: expected at most {} threads, got {}", context_->plan.lanes,
+                 count);
     return count;
   }
   LaneScratch lane_scratch(auto const& stream) const {

@@ -126,9 +126,9 @@ extern "C" void on_request_to_stop(int signal, siginfo_t* info, void*) {
   if (stop_requested.exchange(true)) return stop_at_once(name);
   // mpirun kills its ranks soon, also one that waits for a peer that is lost: each says where it is.
   if (launcher_ends_run)
-    static_cast<void>(say_signal(name, "saves after this step and stops; mpirun ends the ranks soon"));
+    static_cast<void>(say_signal(name, "saving after this step, then stopping (mpirun allows about 1 s)"));
   else if (speaks_of_signals)
-    static_cast<void>(say_signal(name, "saves after this step and stops; a second signal stops at once"));
+    static_cast<void>(say_signal(name, "saving after this step, then stopping; a second signal stops at once"));
 }
 
 /// A page of a mapped file is no longer there: another program has cut it while it was read.

@@ -60,7 +60,7 @@ std::string memory_table(Run const& run) {
   auto const peak = over_ranks([](Memory const& rank) { return rank.peak_state; });
   auto const total = over_ranks([](Memory const& rank) { return total_bytes(rank.reserved); });
   rows += "<tr class=\"sum\">" +
-          row("what the library plans", static_cast<double>(planned_bytes(run.header.plan)), state.low, state.high) +
+          row("planned by the library", static_cast<double>(planned_bytes(run.header.plan)), state.low, state.high) +
           "</tr>\n";
   if (peak.high > 0) rows += "<tr>" + row("peak", 0, peak.low, peak.high) + "</tr>\n";
   rows += "<tr class=\"sum\">" + row("all", 0, total.low, total.high) + "</tr>\n";
@@ -90,10 +90,24 @@ std::string overlap_table(std::vector<fsdp::OverlapReport> const& ranks) {
       rows);
 }
 
+/// The two parts of the exposed time, means of the ranks, in milliseconds a step. Empty if nothing is exposed.
+std::string parts_of_exposed(std::vector<fsdp::OverlapReport> const& ranks) {
+  double exposed = 0, last = 0, counted = 0;
+  for (auto const& rank : ranks) {
+    if (rank.steps == 0) continue;
+    double const scale = 1e3 / static_cast<double>(rank.steps);
+    exposed += rank.exposed * scale, last += rank.final_reduction * scale, ++counted;
+  }
+  if (counted == 0 || exposed <= 0) return {};
+  return fmt::format(" (a step has {} ms: {} after the last backward, unavoidable, and {} elsewhere)",
+                     number_text(exposed / counted), number_text(last / counted),
+                     number_text((exposed - last) / counted));
+}
+
 std::string program_part(Run const& run) {
   if (run.header.program.empty()) return {};
   return fmt::format(
-      "<div><h2>Program</h2>\n<p class=\"say\">What the engine does before and after each module.</p>\n<pre "
+      "<div><h2>Program</h2>\n<p class=\"say\">Actions of the engine before and after each module.</p>\n<pre "
       "tabindex=\"0\">{}</pre></div>\n",
       escaped(shortened(run.header.program, 60000)));
 }
@@ -134,11 +148,11 @@ std::string step_section(Material const& material, std::string const& of) {
   auto const overlap = overlap_of(trace);
   auto const steps = overlap.empty() ? 0 : overlap[0].steps;
   auto const exposed = exposed_communication(material);
-  auto say =
-      fmt::format("Iteration {}{}. {} % of {} is exposed: a rank communicates and computes nothing in that time.",
-                  number_text(static_cast<double>(step.step)), steps > 1 ? ", the traced step of median length" : "",
-                  exposed ? number_text(*exposed * 100) : "-",
-                  steps == 1 ? "the traced step" : fmt::format("the {} traced steps' time", steps));
+  auto say = fmt::format(
+      "Iteration {}{}. {} % of {} is exposed: compute waits for communication in that time{}.",
+      number_text(static_cast<double>(step.step)), steps > 1 ? ", the traced step of median length" : "",
+      exposed ? number_text(*exposed * 100) : "-",
+      steps == 1 ? "the traced step" : fmt::format("the {} traced steps' time", steps), parts_of_exposed(overlap));
   if (trace.ranks.size() > most_ranks_drawn)
     say += fmt::format(" The first {} of {} ranks.", most_ranks_drawn, trace.ranks.size());
   if (trace.cut) say += " The trace holds more than was read.";
@@ -146,7 +160,7 @@ std::string step_section(Material const& material, std::string const& of) {
   return fmt::format(
       "<section><figure><h2>Step{}</h2>\n<p class=\"say\">{}</p>\n{}{}</figure>\n<div class=\"pair program\">"
       "<div><h2>Time of a step</h2>\n<p class=\"say\">Milliseconds, means of the traced steps; the share is what "
-      "exposed communication takes of a step.</p>{}</div>\n{}</div>"
+      "the exposed time takes of a step.</p>{}</div>\n{}</div>"
       "</section>\n",
       escaped(of), escaped(say),
       key({{"forward", "forward"},

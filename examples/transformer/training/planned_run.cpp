@@ -162,8 +162,8 @@ int print_planned_runs(std::vector<PlannedRun> const& runs, fsdp::plan::Hardware
       fitting, sorted.size(), hardware.memory / 1e9, shown.size() == most ? fmt::format(", and at most {}", most) : "");
   print_bytes(best);
   fmt::print(
-      "step {:.3f} ms, {} tokens: compute {:.3f} ms, communication {:.3f} ms, of which {:.3f} ms exposed; {:.0f} "
-      "tokens/s, MFU {:.1f} %\n",
+      "step {:.3f} ms, {} tokens: compute {:.3f} ms, communication {:.3f} ms, of which {:.3f} ms exposed (compute "
+      "waits for it); {:.0f} tokens/s, MFU {:.1f} %\n",
       ms(best.time.step), best.settings.tokens_per_step(), ms(best.time.compute), ms(best.time.communication),
       ms(best.time.exposed), best.tokens_per_second, 100 * best.mfu);
   auto const& chosen = best.settings;

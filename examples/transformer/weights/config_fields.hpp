@@ -57,7 +57,7 @@ class ConfigFields {
         return std::find(names.begin(), names.end(), item.key()) != names.end();
       });
       if (!listed && !item.value().is_null())
-        wrong(item.key().c_str(), "no key of this name, whose effect is not known; remove it if it has none");
+        wrong(item.key().c_str(), "supported keys only (remove this one if the model does not need it)");
     }
   }
   [[noreturn]] void wrong(char const* name, std::string_view expected) const { fields_.wrong(name, expected); }
