@@ -71,7 +71,9 @@ refuses "'foo': expected a setting of 'train' (see nanogpt train --help), got '-
 refuses "'lora_ranks': expected a setting of 'train' (see nanogpt train --help), got '--lora_ranks=4'; is '--lora_rank' meant?" \
   "$nanogpt" train --lora_ranks=4
 refuses "setting 'lora_rank': expected a whole number of at least 0 and at most 65536, got 'x'" "$nanogpt" train --lora_r=x
-refuses "setting 'lora_rank': expected a whole number of at least 0 and at most 65536, got nothing" "$nanogpt" train --lora_r=
+for word in --lora_r= --lora_r; do
+  refuses "setting 'lora_r': expected a whole number of at least 0 and at most 65536, got nothing" "$nanogpt" train $word
+done
 
 # --- settings: one on the command line, in a file, and of several that do not fit together ------------------------------------
 # error_line MESSAGE COMMAND...: exit code 2, and MESSAGE is in the only line about an error

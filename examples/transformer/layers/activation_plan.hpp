@@ -21,9 +21,9 @@ struct ActivationPlan {
   std::int64_t batch = 1;      ///< B: sequences per micro-step
   std::int64_t sequence = 1;   ///< T: tokens per sequence
   bool training = true;        ///< false: only each layer's keys and values are kept (they are the decoding cache)
-  std::int64_t recompute = 0;  ///< so many first layers are checkpointed: backward computes their activations again
-  std::int64_t segment = 1;    ///< so many of them are recomputed together, from the input of the first
-  std::int64_t unused = 0;     ///< so many first layers have no backward, and keep nothing for it
+  std::int64_t recompute = 0;  ///< number of first layers that are checkpointed: backward recomputes their activations
+  std::int64_t segment = 1;    ///< layers that are recomputed together, from the input of the first
+  std::int64_t unused = 0;     ///< number of first layers without a backward, which keep nothing for it
   std::int64_t first = 0;      ///< the first segment begins with this layer, at or below `unused`; `recompute`: none is
   float dropout = 0.0f;        ///< highest probability of dropping in training
   std::int64_t lora_rank = 0;  ///< of adapters; 0: none

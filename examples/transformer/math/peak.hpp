@@ -86,8 +86,8 @@ inline double data_sheet_bf16_peak(std::string_view text) {
 
 namespace detail {
 
-/// Highest rate of products of n by n elements of T, so many at once, FLOP per second, measured for about as long as
-/// `span` says.
+/// Highest rate of products of n by n elements of T, `at_once` of them together, FLOP per second, measured for about as
+/// long as `span` says.
 template <class T, class D>
 double measure_products(D const& device, std::int64_t n, std::int64_t at_once = 1,
                         std::chrono::milliseconds span = usual_span) {

@@ -21,7 +21,7 @@ std::int64_t checkpointed_layers(Settings const& settings);
 /// @param has_masters  parameters are narrower than fp32
 /// @throws fsdp::ConfigError if `offload` names something else, or masters that there are not
 fsdp::Offloaded offloaded(Settings const& settings, bool has_masters);
-/// recompute_segment: so many of those are computed again together, from the input of the first.
+/// recompute_segment: number of those layers that are computed again together, from the input of the first.
 /// @param unit_layers  see layers_in_unit
 /// @throws fsdp::ConfigError if there are no such layers, or fewer, or if segments would cut units
 std::int64_t segment_layers(Settings const& settings, std::int64_t unit_layers);
@@ -36,10 +36,10 @@ inline LearningRate learning_rate(Settings const& settings) {
 }
 /// The tensors that train, by lora_rank, lora_alpha, lora_targets and freeze_layers.
 Tuning tuning_of(Settings const& settings);
-/// reshard_after_forward: what becomes of a unit when its forward has ended.
+/// reshard_after_forward: the state of a unit after its forward.
 struct Resharding {
   bool drops = true;       ///< false: it stays until after backward
-  std::int64_t ranks = 0;  ///< above 0: it stays sharded over so many ranks
+  std::int64_t ranks = 0;  ///< above 0: it stays sharded over this many ranks
 };
 /// @throws fsdp::ConfigError if the setting says nothing, or does not go with the strategy
 Resharding resharding(Settings const& settings);

@@ -99,6 +99,9 @@ CurrentArguments current_arguments(int argc, char** argv) {
     else if (index + 1 < argc && (found.setting->may_stand_alone ? is_value_of_flag(*found.setting, argv[index + 1])
                                                                  : found.by_former_name))
       text += "=" + found.current(argv[++index]);
+    else if (index + 1 == argc && !found.setting->may_stand_alone)
+      fsdp::fail<fsdp::ConfigError>("setting '{}': expected {}, got nothing", argument.substr(2),
+                                    found.setting->expected());
     result.arguments.push_back(std::move(text));
   }
   return result;

@@ -31,7 +31,7 @@ struct Tuning {
     return adapts() && (lora_targets.empty() || std::any_of(lora_targets.begin(), lora_targets.end(),
                                                             [&](auto const& target) { return names(target, layer); }));
   }
-  /// The lowest so many of `layers` blocks have no backward: nothing trains in them or below.
+  /// The number of lowest blocks, of `layers`, that have no backward: nothing trains in them or below.
   std::int64_t layers_below(std::int64_t layers) const {
     if (adapts()) return 0;
     return std::max(frozen_layers, last_layers == 0 ? 0 : layers - last_layers);
