@@ -9,7 +9,8 @@
 #   app_finetune.sh BINARY_DIR
 set -uo pipefail
 
-. "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
+support=$(cd "$(dirname "${BASH_SOURCE[0]}")/../support" && pwd)
+. "$support/script.sh"
 
 llama=$1/examples/llama/llama
 write_small_model=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../examples/llama" && pwd)/write_small_model.sh
@@ -212,6 +213,17 @@ check "float32 keeps bfloat16" cmp narrow/model.safetensors narrow-from-wide/mod
 
 ends_in_error "$llama" sample --model=model1 --start="$(seq -s ' ' 100)"
 check "a text beyond the positions" grep -q "setting 'start': expected at most 128 tokens (max_position_embeddings), got 29[0-9]" output
+
+# --- former names, as checkpoints of older versions have them -------------------------------------------------------------------
+if command -v python3 >/dev/null; then
+  cp -r lora older
+  edit() { check "an older checkpoint has $2" python3 "$support/edit_checkpoint.py" older "$1" "$2"; }
+  edit '"lora_rank": "4"' '"lora_r": "4"'
+  edit '"activation_checkpointing": "false"' '"gradient_checkpointing": "2"'
+  check "an older checkpoint's text" cmp lora.text <(text --out_dir=older --checkpoint=latest)
+  train older --init_from=resume --max_iters=22 --ranks=4
+  check "an older checkpoint's settings" grep -q "^settings of the run: .*activation_checkpointing 2, .*lora_rank 4" output
+fi
 
 # --- the small model of run.sh ---------------------------------------------------------------------------------------------------
 "$write_small_model" small || fail "write_small_model.sh"

@@ -46,7 +46,7 @@ expect "nanoGPT's form" 2 "$(grep -cE '^iter [0-9]+: loss [0-9.]+, time [0-9.]+m
 
 # No utilisation is above 100 %: a rate that is reached replaces a lower peak. That is said once, of a given peak.
 for verbose in '' --verbose; do
-  check "a low peak" patiently 120 "$nanogpt" "${small[@]}" --max_iters=20 --peak_tflops=1e-9 $verbose --out_dir=low --overwrite >output 2>&1
+  check "a low peak" patiently 120 "$nanogpt" "${small[@]}" --max_iters=20 --peak_tflops=1e-9 ${verbose:+"$verbose"} --out_dir=low --overwrite >output 2>&1
   check "utilisation above 100 %" awk 'match($0, /mfu [0-9.]+/) && substr($0, RSTART + 4) + 0 > 100 { exit 1 }' output
   expect "utilisations above 1 in the log" 0 "$(grep -o '"mfu":[0-9.e+-]*' low/log.jsonl | cut -d: -f2 | awk '$1 > 1' | wc -l)"
   expect "the note on the peak" 1 "$(grep -c '^note: iteration [0-9]* reached [0-9.]* GFLOP/s a rank, above the given peak of ' output)"
