@@ -56,9 +56,9 @@ enum class WorldKind {
   nccl_by_variables,  ///< the same; they find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
 };
 
-/// [Note: What moves data] Threads of one process, on the host or on one GPU: local. Processes on the host: mpi.
-/// Processes with GPUs: nccl. There is one for every device and launcher, which is what `auto` takes; to name it is to
-/// make sure.
+/// [Note: Choice of the communicator] Threads of one process, on the host or on one GPU: local. Processes on the host:
+/// mpi. Processes with GPUs: nccl. There is one for every device and launcher, which is what `auto` takes; to name it
+/// is to make sure.
 ///
 /// @param device  "cpu" or "cuda"
 /// @param ranks   the setting: threads that this process is to run

@@ -34,7 +34,7 @@ class MfuMeter {
     set_peak(flop_ / seconds);
     return flop_ / seconds / peak_;
   }
-  /// As a fraction; -1 until it is known.
+  /// Smoothed utilisation as a fraction; -1 until it is known.
   double value() const { return running_ < 0 ? -1.0 : running_ / peak_; }
   double peak() const { return peak_; }
   /// Later values are relative to this peak if it is the higher one.
