@@ -57,8 +57,8 @@ enum class WorldKind {
 };
 
 /// [Note: Choice of the communicator] Threads of one process, on the host or on one GPU: local. Processes on the host:
-/// mpi. Processes with GPUs: nccl. There is one for every device and launcher, which is what `auto` takes; to name it
-/// is to make sure.
+/// mpi. Processes with GPUs: nccl. Each device and launcher has one, which `auto` takes.
+/// Name it to be sure.
 ///
 /// @param device  "cpu" or "cuda"
 /// @param ranks   the setting: threads that this process is to run
