@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same trainer on two ranks, each of which keeps half of the parameters, gradients and moments.
+// The trainer of before.cpp on two ranks: each rank keeps half of the parameters, gradients and moments.
 #include <cstdio>
 #include <span>
 #include <string>
@@ -23,8 +23,10 @@ void train(Comm comm) {
   Layer w[depth], g[depth];
   for (std::int64_t l = 0; l < depth; ++l) {
     auto const name = std::to_string(l);
-    units.push_back({engine, name, {{name + ".weight", &w[l].weight, &g[l].weight, {width, width}},
-                                    {name + ".bias", &w[l].bias, &g[l].bias, {width}, fsdp::no_decay}}});
+    units.push_back({engine,
+                     name,
+                     {{name + ".weight", &w[l].weight, &g[l].weight, {width, width}},
+                      {name + ".bias", &w[l].bias, &g[l].bias, {width}, fsdp::no_decay}}});
   }
   fsdp::import_shard(engine, [](fsdp::TensorInfo const& tensor, std::int64_t first, std::span<float> out) {
     bool const weight = tensor.name.ends_with("weight");

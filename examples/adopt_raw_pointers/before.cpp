@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A trainer that owns its pointers: one process, all of the parameters.
+// A trainer on raw pointers in one process, which holds all parameters.
 #include <cstdio>
 #include <vector>
 

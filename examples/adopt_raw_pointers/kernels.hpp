@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a trainer computes: kernels on raw pointers, which know nothing of ranks.
+// Kernels of a trainer on raw pointers. They know nothing of ranks.
 #pragma once
 #include <cmath>
 #include <cstdint>

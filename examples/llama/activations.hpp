@@ -22,8 +22,8 @@ namespace llama {
 /// Attention reads keys and values that are repeated for the heads of their group.
 inline AttentionShape attention_of(LlamaConfig const& config) { return {config.num_attention_heads, config.head_dim}; }
 
-/// What a block keeps for its backward: normalised rows and SwiGLU are computed again. C: hidden size, F: intermediate
-/// size, A = H Q: width of the queries.
+/// Activations that a block keeps for its backward: normalised rows and SwiGLU are computed again. C: hidden size, F:
+/// intermediate size, A = H Q: width of the queries.
 template <class T>
 struct BlockActivations {
   using Real = GemmScalar<T>;

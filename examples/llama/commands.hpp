@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The subcommands that need a Llama.
+// Subcommands of llama that need the model: export and plan.
 #pragma once
 
 #include "transformer/run/settings.hpp"

@@ -30,7 +30,8 @@ LlamaConfig read_huggingface_config(std::filesystem::path const& path);
 std::string changed_config_text(std::initializer_list<std::filesystem::path> folders, LlamaConfig const& config,
                                 std::string_view dtype);
 
-/// What transformers loads as a LlamaForCausalLM; 4 and 5 read the same rope_theta and rope_scaling.
+/// A config.json that transformers loads as a LlamaForCausalLM. Its versions 4 and 5 read the same rope_theta and
+/// rope_scaling.
 /// @param begin_of_text, end_of_text  the tokenizer's, if it has them
 /// @param dtype  of the weights beside it: "float32", "bfloat16"
 std::string huggingface_config_text(LlamaConfig const& config, std::optional<std::int64_t> begin_of_text,

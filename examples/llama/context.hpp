@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the layers of a Llama share.
+// Context that all layers of a Llama share: shape, workspace, products.
 #pragma once
 
 #include "activations.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// llama export: a trained model as HuggingFace's transformers loads it, or its adapters as peft does.
+// The subcommand `llama export` writes a trained model in HuggingFace's format, or its adapters in peft's.
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -84,17 +84,12 @@ int run_export(Settings const& settings) {
         "setting 'format': expected huggingface, for '{}' has no adapters (a file {}); got peft", model.path().string(),
         adapter_config_name);
   auto const tokenizer = has_tokenizer(model.tokenizer) ? open_tokenizer(model) : nullptr;
-  auto originals = peft ? std::vector<fs::path>() : files_beside_weights(model.original);
+  auto const originals =
+      peft ? std::vector<fs::path>() : files_for_export(model.original, model.tokenizer == model.original);
   auto const others = peft ? files_beside_weights(out_dir) : std::vector<fs::path>();
   auto const of_tokenizer = files_of_use_in(model.tokenizer);
-  if (model.tokenizer != model.original)  // a part of another tokenizer would be read with it
-    for (auto const& file : tokenizer_files(model.original)) std::erase(originals, file.filename());
   std::error_code error;
-  if (fs::equivalent(to, model.original, error))
-    fsdp::fail<fsdp::ConfigError>(
-        "setting 'to': expected a folder other than that of the model that the run began with, got '{}'", to.string());
-  for (auto const& file : peft ? others : originals)
-    if (!settings.overwrite && fs::exists(to / file, error)) refuse_existing(to, file.string());
+  expect_room_for_files(to, model.original, peft ? others : originals, settings.overwrite);
   fsdp::checkpoint::make_folders(to);
   remove_on_signals();
   for (auto const name : files_of_a_model) fs::remove(to / name, error);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a folder says of how its model continues texts: generation_config.json, or config.json without it.
+// Reads how a model continues texts from its folder's generation_config.json, or else from config.json.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shape of a Llama (Touvron et al., arXiv:2302.13971), and what follows from it: parameter counts, FLOP, limits.
+// The shape of a Llama (Touvron et al., arXiv:2302.13971), with its parameter counts, FLOP and limits.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace llama {
 
-using namespace transformer;  // the rooms that it is built of
+using namespace transformer;  // the parts that nanogpt and llama share
 
 /// The shape of a model, by the names of HuggingFace's config.json. The defaults are CodeLlama-7B.
 struct LlamaConfig {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// llama: prepare texts, fine-tune a Llama sharded over ranks, sample from it, export it, measure it.
+// The program llama prepares texts, fine-tunes a Llama sharded over ranks, samples from it, exports and measures it.
 #include "llama/commands.hpp"
 #include "transformer/launch/program.hpp"
 #include "transformer/run/command_line.hpp"

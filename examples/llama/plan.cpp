@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// llama plan.
+// The subcommand `llama plan` computes the memory that training needs.
 #include "transformer/training/plan.hpp"
 #include "llama/commands.hpp"
 #include "llama/program.hpp"

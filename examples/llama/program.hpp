@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// llama as a program of the rooms: see [Note: What a program is].
+// The class Program of llama: see [Note: What a program is].
 #pragma once
 
 #include <fmt/format.h>
@@ -75,8 +75,11 @@ struct Program {
   static std::optional<OpenedLlama> open_base(Settings const& settings, RunState const& run) {
     return llama::open_base(settings, run);
   }
+  /// The setting `model` names the folder.
+  static std::string origin(OpenedLlama const&) { return {}; }
+  static std::string origin(RunState const&) { return {}; }
   static bool leaves_frozen_weights(Settings const& settings) {
-    return settings.lora_rank > 0 || settings.freeze_layers > 0;
+    return settings.lora_rank > 0 || settings.freeze_layers != 0;
   }
   static void adopt(Settings& settings) { adopt_model(settings, read_config(settings)); }
   static void adopt(Settings& settings, RunState const& run) { adopt_model(settings, model_config(run)); }

@@ -12,13 +12,7 @@ namespace {
 
 using S = Settings;
 
-/// Gives a common row the name that HuggingFace's Trainer has for it.
-void rename(SettingsTable& t, std::string_view from, std::string_view to) {
-  for (auto& row : t.rows) {
-    if (row.name == from) row.name = to;
-    if (row.part_of == from) row.part_of = to;
-  }
-}
+/// A common row, to be changed for llama.
 Setting& row(SettingsTable& t, std::string_view name) {
   return *std::find_if(t.rows.begin(), t.rows.end(), [&](Setting const& each) { return each.name == name; });
 }
@@ -29,9 +23,10 @@ std::vector<Setting> llama_settings() {
   t.heading = "Folders and start";
   t.optional_text(
       "model", &S::model, in::train | in::sample | in::bench | in::plan | in::prepare | in::exporting | in::of_run,
-      "folder of the model to begin with, as HuggingFace has it: config.json, safetensors and "
-      "tokenizer.json or tokenizer.model. bench and plan read config.json only. sample: instead of out_dir. "
-      "sample and export of a run with adapters: its model, if that is now elsewhere");
+      "HuggingFace folder of the model to begin with: config.json, safetensors and tokenizer.json or tokenizer.model. "
+      "bench and plan read config.json only. sample: a model to use instead of out_dir. sample and export of a run "
+      "with "
+      "adapters: the new place of its model, if that was moved");
   t.choice("init_from", &S::init_from, in::train,
            "model: begin with the weights in --model; resume: continue the run in out_dir (each of its settings that "
            "is not given here is kept); auto: resume if out_dir has a checkpoint, else model",
@@ -43,17 +38,11 @@ std::vector<Setting> llama_settings() {
   t.rows.back().may_stand_alone = true;
   add_batches(t);
   add_optimizer(t);
-  t.choice("lr_schedule", &S::lr_schedule, in::train | in::of_run, "decay of the learning rate after warm-up",
+  t.choice("lr_schedule", &S::lr_schedule, in::train | in::of_run, "shape of the learning rate's decay after warm-up",
            {"linear", "cosine"});
   add_ranks(t);
   add_sharding(t);
-  t.heading = tuning_heading;
-  t.count("freeze_layers", &S::freeze_layers, in::training | in::of_run,
-          "freeze the token embedding and this many lowest layers; 0: train everything", 0, 10'000);
-  t.count("lora_r", &S::lora_rank, in::training | in::of_run,
-          "rank of adapters (LoRA); everything else is frozen; 0: no adapters", 0, 65536);
-  t.positive("lora_alpha", &S::lora_alpha, in::training | in::of_run,
-             "an adapter's product is multiplied by lora_alpha / lora_r");
+  add_tuning(t);
   t.text("lora_targets", &S::lora_targets, in::training | in::of_run,
          "linear layers with adapters, separated by commas: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, "
          "down_proj; or all");
@@ -68,15 +57,6 @@ std::vector<Setting> llama_settings() {
              "largest file of weights, in GB (10^9 bytes): a larger model becomes several files with an index");
   add_files(t);
 
-  rename(t, "activation_checkpointing", "gradient_checkpointing");
-  auto& checkpointing = row(t, "gradient_checkpointing");
-  checkpointing.may_stand_alone = true;
-  checkpointing.help =
-      "compute activations again in backward instead of keeping them: false, true, or a number of layers. bench and "
-      "plan also take both: a line for false and one for true";
-  row(t, "recompute_segment").help =
-      "gradient_checkpointing: number of consecutive layers that are computed again together, from the input of the "
-      "first";
   row(t, "decay_lr").help = "decay the learning rate after warm-up, as lr_schedule says; false: keep it constant";
   row(t, "block_size").of_run = true;
   row(t, "start").may_be_empty = true;
@@ -116,7 +96,7 @@ void set_defaults(Settings& settings) {
 
 ProgramText const& program_text() {
   static constexpr ProgramText text{
-      "llama fine-tunes Llama models, fully sharded over processes or threads, from HuggingFace's folders.",
+      "llama fine-tunes Llama models from HuggingFace's folders, fully sharded over processes or threads.",
       "  llama prepare --model=MODEL --dataset=chess --data=games.jsonl\n"
       "  llama plan --model=MODEL --ranks=2\n"
       "  mpirun -n 2 llama train --model=MODEL --dataset=chess --gradient_accumulation_steps=2 --out_dir=out\n"

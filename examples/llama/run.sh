@@ -8,9 +8,9 @@
 # Installs missing packages (Debian, Ubuntu), builds, prepares the data, trains fully sharded over two ranks (or over all
 # GPUs), samples, and writes a report page. Without --model it makes a small model with random weights, small-model, in the
 # folder WORK. A second run skips finished work and continues training that was stopped.
-# Trainer settings override the defaults, e.g. --lora_r=16 --max_iters=200; other settings start a new run, and the old one
-# stays beside it.
-#   --model=FOLDER   a model as HuggingFace has it: config.json, safetensors, tokenizer
+# Trainer settings override the defaults, e.g. --lora_rank=16 --max_iters=200; other settings start a new run, and the old one
+# is kept.
+#   --model=FOLDER   a HuggingFace folder: config.json, safetensors, tokenizer
 #   --data FILE      a text, or documents in a .jsonl file (default: the works of Shakespeare)
 #   --least=N, --hosts=...   as in examples/nanogpt/run.sh
 #   RANKS=N     number of ranks (default 2; with several GPUs, NCCL and MPI: one process for each GPU)

@@ -223,14 +223,9 @@ void adopt_model(Settings& settings, LlamaConfig const& config) {
   settings.n_head = config.num_attention_heads;
   settings.n_embd = config.hidden_size;
   expect_at_most("block_size", settings.block_size, config.longest_sequence_name(), config.longest_sequence());
-  expect_at_most("freeze_layers", settings.freeze_layers, "num_hidden_layers", config.num_hidden_layers);
-  if (settings.freeze_layers > 0 && settings.lora_rank > 0)
-    fsdp::fail<fsdp::ConfigError>(
-        "settings 'freeze_layers' and 'lora_r': adapters freeze everything else; expected at most one of the two, got "
-        "{} and {}",
-        settings.freeze_layers, settings.lora_rank);
+  expect_tuning(settings);
   if (settings.was_given("lora_targets") && settings.lora_rank == 0)
-    fsdp::fail<fsdp::ConfigError>("setting 'lora_targets': only adapters use it; expected --lora_r too");
+    fsdp::fail<fsdp::ConfigError>("setting 'lora_targets': only adapters use it; expected --lora_rank too");
   auto const tuning = tuning_of(settings);
   if (!tuning.adapts()) return;
   expect_targets(tuning, linear_layers, "setting 'lora_targets'");
@@ -240,7 +235,7 @@ void adopt_model(Settings& settings, LlamaConfig const& config) {
                                        [&](auto const& name) { return layer.ends_with(name) && tuning.adapts(name); });
     if (auto const side = *std::min_element(tensor.shape.begin(), tensor.shape.end());
         is_target && tuning.lora_rank > side)
-      fsdp::fail<fsdp::ConfigError>("setting 'lora_r': expected at most {}, the smaller side of '{}', got {}", side,
+      fsdp::fail<fsdp::ConfigError>("setting 'lora_rank': expected at most {}, the smaller side of '{}', got {}", side,
                                     tensor.name, tuning.lora_rank);
   }
 }
@@ -261,7 +256,7 @@ SampleRequest<OpenedLlama> read_sample_request(Settings const& settings, std::in
 
 }  // namespace llama
 
-// What the rooms ask of each program.
+// Functions that examples/transformer declares and each program defines.
 namespace transformer {
 
 std::string checked_model(nlohmann::ordered_json const& model, std::string_view what) {

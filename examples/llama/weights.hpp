@@ -22,8 +22,8 @@ inline constexpr std::string_view head_matrix = "lm_head.weight";             //
 /// last norm, and the head's matrix unless it is the table.
 std::vector<WeightTensor> llama_tensors(LlamaConfig const& config);
 
-/// What a folder with such a model has. Names may lack the prefix "model.". A tied head's matrix may be there too, or
-/// in place of the table. Frequencies of rotary embeddings, which old files have, are ignored.
+/// The tensors that the files of such a model have. Names may lack the prefix "model.". A tied head's matrix may be
+/// there too, or in place of the table. Frequencies of rotary embeddings, which old files have, are ignored.
 TensorList llama_tensor_list(LlamaConfig const& config);
 
 /// A model whose weights have been found and checked, but not read.

@@ -26,7 +26,8 @@ struct NormStatistics {
   Real* scale = nullptr;  // (B T): 1 / standard deviation
 };
 
-/// What a block keeps for its backward: 10 C values a token, because normalised rows and GELU are computed again.
+/// Activations that a block keeps for its backward: 10 C values a token, because normalised rows and GELU are computed
+/// again.
 template <class T>
 struct BlockActivations {
   using Real = GemmScalar<T>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The subcommands that need a GPT.
+// Subcommands of nanogpt that need the model: export and plan.
 #pragma once
 
 #include "transformer/launch/exit.hpp"
@@ -7,7 +7,7 @@
 
 namespace nanogpt {
 
-using namespace transformer;  // the rooms that it is built of
+using namespace transformer;  // the parts that nanogpt and llama share
 
 /// Each returns the exit code of the process. Problems that the user can mend are fsdp::Error.
 int run_export(Settings const& settings);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the layers of a GPT share.
+// Context that all layers of a GPT share: shape, workspace, products.
 #pragma once
 
 #include "activations.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// nanogpt export: a trained model as other programs read it.
+// The subcommand `nanogpt export` writes a trained model in the formats of HuggingFace, llm.c and nanogpt.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -24,6 +24,8 @@
 #include "transformer/report/escape.hpp"
 #include "transformer/report/metrics.hpp"
 #include "transformer/training/folder.hpp"
+#include "transformer/training/model_files.hpp"
+#include "transformer/training/vocabulary.hpp"
 #include "transformer/weights/weights_writer.hpp"
 
 namespace nanogpt {
@@ -82,6 +84,14 @@ TokenizerFiles tokenizer_of(OpenedModel const& model, Settings const& settings) 
   return {folder / names.at(0), folder / names.at(1)};
 }
 
+/// Whether the tokens of a folder's tokenizer are the model's.
+/// @param own  the model's; null: not known
+bool has_tokenizer_of(fs::path const& folder, GptConfig const& config, Tokenizer const* own) {
+  if (own == nullptr) return true;
+  auto const theirs = open_tokenizer_in(folder, config);
+  return theirs != nullptr && vocabulary_checksum(*theirs) == vocabulary_checksum(*own);
+}
+
 void print_notes(GptConfig const& config, std::string const& format) {
   bool const adds_biases = format != "nanogpt" && !config.bias;
   if (adds_biases) fmt::print("note: the model has no biases, but the format needs them: they are written as zeros\n");
@@ -103,6 +113,11 @@ int run_export(Settings const& settings) {
   std::error_code error;
   auto const tokenizer = open_tokenizer(model, settings);  // before anything is written
   auto const files = tokenizer_of(model, settings);
+  bool const huggingface = settings.format == "huggingface";
+  auto const others = huggingface
+                          ? files_for_export(model.original, has_tokenizer_of(model.original, config, tokenizer.get()))
+                          : std::vector<fs::path>();
+  expect_room_for_files(to, model.original, others, settings.overwrite);
   fsdp::checkpoint::make_folders(to);
   remove_on_signals();
   std::optional<SignalsWait> wait;
@@ -120,11 +135,12 @@ int run_export(Settings const& settings) {
     written = to / "model.bin";
     write_llm_c(written, config, *model.weights, bf16, replace);
   } else {
-    write_safetensors(written, model, settings.format == "huggingface", bf16, replace);
+    write_safetensors(written, model, huggingface, bf16, replace);
   }
+  copy_files(model.original, others, to);
   if (settings.format == "nanogpt") {
     save_model_config(to, config, {model.iteration, unknown, unknown, unknown}, nullptr, model.meta);
-  } else if (settings.format == "huggingface") {
+  } else if (huggingface) {
     auto const end = tokenizer != nullptr ? tokenizer->end_of_text() : std::nullopt;
     fsdp::checkpoint::replace_text_file(
         to / "config.json",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shape of a GPT, and what follows from it: tensor names, parameter counts, FLOP.
+// The shape of a GPT, with its tensor names, parameter counts and FLOP.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace nanogpt {
 
-using namespace transformer;  // the rooms that it is built of
+using namespace transformer;  // the parts that nanogpt and llama share
 
 /// Parameters of a group of tensors.
 struct ParameterCount {
@@ -64,7 +64,7 @@ struct GptConfig {
   /// Parameters of a transformer block.
   std::int64_t layer_parameters() const { return 12 * n_embd * n_embd + n_embd * (bias ? 13 : 2); }
   std::int64_t parameters() const { return decayed().elements + not_decayed().elements; }
-  /// What the usual "number of parameters" counts: all but the position table.
+  /// The usual "number of parameters": all but the position table.
   std::int64_t parameters_without_positions() const { return parameters() - block_size * n_embd; }
 
   /// FLOP of one token's forward and backward: 6 N + 12 L H Q T, with N = parameters_without_positions(), Q the head
@@ -74,8 +74,8 @@ struct GptConfig {
            12.0 * static_cast<double>(n_layer * n_head * head_size() * block_size);
   }
 
-  /// The same where only some tensors train: 2 N for forward; in backward 2 for each parameter of the head and of the
-  /// blocks that backward comes to, 2 for each that trains, and attention of these blocks. Adapters are left out.
+  /// FLOP of one token if only some tensors train: 2 N for forward; in backward 2 for each parameter of the head and of
+  /// the blocks that have a backward, 2 for each that trains, and attention of these blocks. Adapters are left out.
   double flop_per_token(Tuning const& tuning) const {
     if (tuning.trains_embeddings()) return flop_per_token();
     auto const layers = n_layer - tuning.layers_below(n_layer);

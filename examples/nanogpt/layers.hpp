@@ -8,7 +8,7 @@
 #include "transformer/attention/causal_attention.hpp"
 
 /// [Note: Layers are compiled once]
-/// What a layer computes does not depend on the strategy, but its kernels take most of a minute to compile. So the
+/// Layers do not depend on the strategy, but their kernels take most of a minute to compile. So the
 /// layers are classes whose parameters are the device and the element type alone, and layers_host*.cpp and
 /// layers_cuda_*.cu instantiate them. Trainers include layers_host.hpp or layers_cuda.hpp, whose `extern template`
 /// lines say that this has been done elsewhere; only `describe`, a template of its own, is compiled with them. A layer

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// nanogpt: prepare a text, train a GPT sharded over ranks, sample from it, give it to other programs, measure it.
+// The program nanogpt prepares texts, trains a GPT sharded over ranks, samples from it, exports and measures it.
 #include "commands.hpp"
 #include "transformer/run/command_line.hpp"
 

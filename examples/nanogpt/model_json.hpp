@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a model is, as config.json and checkpoints say it.
+// The shape of a model as JSON, for config.json and checkpoints.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

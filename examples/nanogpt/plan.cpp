@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// nanogpt plan.
+// The subcommand `nanogpt plan` computes memory, and time on described hardware.
 #include "transformer/training/plan.hpp"
 
 #include <fmt/format.h>
@@ -121,6 +121,7 @@ int run_plan(Settings const& given) {
                     .vocabulary = number(config.vocab_size)});
   if (!settings.hardware.empty()) return print_plan_on_hardware<Program>(settings, config);
   check_together(settings, Command::plan, settings.ranks);
+  expect_tuning(settings);
   return print_plan<Program>(settings, config);
 }
 

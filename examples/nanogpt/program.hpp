@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// nanogpt as a program of the rooms: see [Note: What a program is].
+// The class Program of nanogpt: see [Note: What a program is].
 #pragma once
 
 #include <fmt/format.h>
@@ -59,6 +59,8 @@ struct Program {
   static OpenedModel open(Settings const& settings) { return open_pretrained(settings); }
   /// A run's checkpoints have all of its weights.
   static std::optional<OpenedModel> open_base(Settings const&, RunState const&) { return std::nullopt; }
+  static std::string origin(OpenedModel const& model) { return model.original.string(); }
+  static std::string origin(RunState const& run) { return original_folder(run).string(); }
   static bool leaves_frozen_weights(Settings const&) { return false; }
   static void expect_data(Preparation<Program>&) {}
   static std::string_view saved_name(Settings const&) { return weights_name; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of nanogpt: instantiated in rank_*.
+// One rank of nanogpt; rank_*.cpp and rank_*.cu instantiate it.
 #pragma once
 
 #include <utility>

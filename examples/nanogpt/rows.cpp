@@ -24,7 +24,7 @@ std::vector<Setting> nanogpt_settings() {
   t.optional_text("model_dir", &S::model_dir, in::train | in::sample,
                   "folder with the subfolders gpt2, gpt2-medium, ...; searched before HuggingFace's cache");
   add_data(t);
-  t.choice("tokenizer", &S::tokenizer, in::prepare, "tokens: characters, or GPT-2's byte pairs", {"char", "gpt2"});
+  t.choice("tokenizer", &S::tokenizer, in::prepare, "tokenizer: characters, or GPT-2's byte pairs", {"char", "gpt2"});
   t.optional_text("encoder_json", &S::encoder_json, in::prepare | in::sample | in::exporting,
                   "file of GPT-2's tokens: encoder.json, or HuggingFace's vocab.json");
   t.optional_text("vocab_bpe", &S::vocab_bpe, in::prepare | in::sample | in::exporting,
@@ -39,20 +39,13 @@ std::vector<Setting> nanogpt_settings() {
   add_optimizer(t);
   add_ranks(t);
   add_sharding(t);
-  t.heading = tuning_heading;
-  t.count("lora_rank", &S::lora_rank, in::training | in::of_run,
-          "rank of adapters (LoRA) for the matrices of all blocks; everything else is frozen; 0: no adapters", 0,
-          65536);
-  t.positive("lora_alpha", &S::lora_alpha, in::training | in::of_run,
-             "an adapter's product is multiplied by lora_alpha / lora_rank");
-  t.count("train_layers", &S::train_layers, in::training | in::of_run,
-          "train only this many last blocks and the final norm, and freeze the rest; 0: train everything", 0, 100000);
+  add_tuning(t);
   t.heading = "Settings of nanoGPT (accepted, without effect)";
-  t.flag("compile", &S::compile, in::computing, "nanoGPT's; there is nothing to compile");
-  t.text("backend", &S::backend, in::train | in::bench, "nanoGPT's; use --comm");
-  t.flag("wandb_log", &S::wandb_log, in::train, "nanoGPT's; use --log_json=FILE");
-  t.text("wandb_project", &S::wandb_project, in::train, "nanoGPT's, unused");
-  t.text("wandb_run_name", &S::wandb_run_name, in::train, "nanoGPT's, unused");
+  t.flag("compile", &S::compile, in::computing, "nanogpt compiles nothing at run time");
+  t.text("backend", &S::backend, in::train | in::bench, "use --comm instead");
+  t.flag("wandb_log", &S::wandb_log, in::train, "use --log_json=FILE instead");
+  t.text("wandb_project", &S::wandb_project, in::train, "unused");
+  t.text("wandb_run_name", &S::wandb_run_name, in::train, "unused");
   add_logs(t);
   add_samples(t);
   t.heading = "Export";

@@ -8,10 +8,10 @@
 # Installs missing packages (Debian, Ubuntu), builds, prepares the data, trains fully sharded over two ranks (or over all
 # GPUs), samples, and writes a report page.
 # A second run skips finished work and continues training that was stopped. Trainer settings override the defaults, e.g.
-# --max_iters=500 --strategy=ddp; other settings start a new run, and the old one stays beside it.
-#   --least=N   if ranks are lost, goes on from the last checkpoint with those that are left, N or more (see go_on.sh):
+# --max_iters=500 --strategy=ddp; other settings start a new run, and the old one is kept.
+#   --least=N   if ranks are lost, goes on from the last checkpoint with the remaining ones, N or more (see go_on.sh):
 #               RANKS=4 ./examples/nanogpt/run.sh --least=2
-#   --hosts=... trains on these machines, with so many ranks on each; all have this folder and WORK at the same place
+#   --hosts=... trains on these machines, with the given number of ranks on each; all have this folder and WORK at the same path
 #   RANKS=N     number of ranks (default 2; with several GPUs, NCCL and MPI: one process for each GPU)
 #   JOBS=2      number of compilers at a time
 #   WORK=DIR    folder for data and models (default: build/nanogpt-run)

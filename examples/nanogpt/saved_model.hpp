@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The folder of a trained model: model.safetensors, config.json, and copies of what the data's tokenizer is read from.
+// The folder of a trained model: model.safetensors, config.json, and copies of the data's tokenizer files.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace nanogpt {
 
-/// What config.json says beside the shape of the model.
+/// Training state in config.json.
 struct ModelState {
   std::int64_t iteration = 0;
   double train_loss = 0, val_loss = 0, best_val_loss = 0;

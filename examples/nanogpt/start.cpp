@@ -85,7 +85,7 @@ SampleRequest<OpenedModel> read_sample_request(Settings const& settings, std::in
 
 }  // namespace nanogpt
 
-// What the rooms ask of each program.
+// Functions that examples/transformer declares and each program defines.
 namespace transformer {
 
 std::string checked_model(nlohmann::ordered_json const& model, std::string_view what) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# How trainers and their libraries are built. Included before the folders of examples, whose order is that of compilation.
+# Functions that build trainers and their libraries. Included before the folders of examples, which compile in this order.
 
 # Under a sanitizer trainers do without oneDNN: plain loops are what it can see into.
 set(TRANSFORMER_HOST_BF16 OFF)

@@ -9,7 +9,8 @@
 #   app_finetune.sh BINARY_DIR
 set -uo pipefail
 
-. "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
+support=$(cd "$(dirname "${BASH_SOURCE[0]}")/../support" && pwd)
+. "$support/script.sh"
 
 llama=$1/examples/llama/llama
 write_small_model=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../examples/llama" && pwd)/write_small_model.sh
@@ -46,7 +47,7 @@ tensor() {
 differ() { ! cmp -s "$1" "$2"; }
 
 # --- the same losses ---------------------------------------------------------------------------------------------------------
-lora=(--lora_r=4 --lora_alpha=8)
+lora=(--lora_rank=4 --lora_alpha=8)
 declare -A tuning=([full]=--freeze_layers=0 [frozen]=--freeze_layers=1 [lora]="${lora[*]}")
 # with KIND: sets `settings` for it
 with() {
@@ -64,15 +65,15 @@ its_losses() {
   train other "${settings[@]}" --ranks=4 --max_iters=6 --overwrite "${@:2}"
   check "$*: other losses" diff <(head -n "$(wc -l <other.losses)" "$1.losses") other.losses
 }
-its_losses full --strategy=shard_grad_op --gradient_checkpointing=true --recompute_segment=2
-its_losses full --strategy=no_shard --gradient_checkpointing
+its_losses full --strategy=shard_grad_op --activation_checkpointing=true --recompute_segment=2
+its_losses full --strategy=no_shard --activation_checkpointing
 its_losses full --strategy=hybrid_shard --shard_group=2
-its_losses frozen --gradient_checkpointing=true --recompute_segment=2
+its_losses frozen --activation_checkpointing=true --recompute_segment=2
 its_losses frozen --strategy=hybrid_shard --shard_group=2
-its_losses frozen --strategy=no_shard --gradient_checkpointing
+its_losses frozen --strategy=no_shard --activation_checkpointing
 its_losses lora --strategy=shard_grad_op
-its_losses lora --strategy=no_shard --gradient_checkpointing
-its_losses lora --strategy=hybrid_shard --shard_group=2 --gradient_checkpointing=true --recompute_segment=2
+its_losses lora --strategy=no_shard --activation_checkpointing
+its_losses lora --strategy=hybrid_shard --shard_group=2 --activation_checkpointing=true --recompute_segment=2
 check "all of a model and parts of it train alike" differ full.losses frozen.losses
 # Rows have unlike lengths: each counts by its tokens.
 train whole --batch_size=8 --max_iters=6
@@ -189,7 +190,7 @@ check "the export of a moved model" cmp lora-export/model.safetensors lora-moved
 # peft writes null for what is not set.
 cp -r peft peft-null && sed -i 's/"bias"/"modules_to_save": null, "rank_pattern": null, "use_dora": null, "bias"/' peft-null/adapter_config.json
 check "fields that are null" cmp lora.text <(text --model=peft-null)
-ends_in_error "$llama" train "${common[@]}" --model=peft --lora_r=2 --out_dir=twice
+ends_in_error "$llama" train "${common[@]}" --model=peft --lora_rank=2 --out_dir=twice
 check "adapters of adapters" grep -q "setting 'model': 'peft' has adapters, and new adapters need a whole model" output
 check "begins with the adapters" differ on-peft.losses <(head -n "$(wc -l <on-peft.losses)" full.losses)
 check "adapters have their model's memory" grep -q '^32416 parameters' <("$llama" plan --model=peft --block_size=32)
@@ -212,6 +213,17 @@ check "float32 keeps bfloat16" cmp narrow/model.safetensors narrow-from-wide/mod
 
 ends_in_error "$llama" sample --model=model1 --start="$(seq -s ' ' 100)"
 check "a text beyond the positions" grep -q "setting 'start': expected at most 128 tokens (max_position_embeddings), got 29[0-9]" output
+
+# --- former names, as checkpoints of older versions have them -------------------------------------------------------------------
+if command -v python3 >/dev/null; then
+  cp -r lora older
+  edit() { check "an older checkpoint has $2" python3 "$support/edit_checkpoint.py" older "$1" "$2"; }
+  edit '"lora_rank": "4"' '"lora_r": "4"'
+  edit '"activation_checkpointing": "false"' '"gradient_checkpointing": "2"'
+  check "an older checkpoint's text" cmp lora.text <(text --out_dir=older --checkpoint=latest)
+  train older --init_from=resume --max_iters=22 --ranks=4
+  check "an older checkpoint's settings" grep -q "^settings of the run: .*activation_checkpointing 2, .*lora_rank 4" output
+fi
 
 # --- the small model of run.sh ---------------------------------------------------------------------------------------------------
 "$write_small_model" small || fail "write_small_model.sh"

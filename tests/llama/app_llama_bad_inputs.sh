@@ -37,6 +37,10 @@ broken() {
   cp -r model "$1"
 }
 
+refused "unknown option '--foo' (see llama --help); settings come after a subcommand (prepare, train, *)" --foo
+refused "unknown option '--model=x' (see llama --help); settings come after a subcommand (prepare, train, *)" --model=x train
+refused "'foo': expected a setting of 'train' (see llama train --help), got '--foo'" train --foo
+
 # --- no model ----------------------------------------------------------------------------------------------------------------
 mkdir nothing
 for command in train plan bench; do
@@ -64,7 +68,7 @@ config() {
 }
 config "'attention_bias': expected false, the only value that is supported, got true" 's/"attention_bias": false/"attention_bias": true/'
 config "'hidden_act': expected \"silu\", the only value that is supported, got \"gelu\"" 's/silu/gelu/'
-config "'num_local_experts': expected no key of this name, whose effect is not known; remove it if it has none, got 8" \
+config "'num_local_experts': expected supported keys only (remove this one if the model does not need it), got 8" \
   's/"model_type"/"num_local_experts": 8, "model_type"/'
 config "'rope_scaling': 'rope_type': expected default, linear or llama3, got \"yarn\"" \
   's/"rope_scaling": null/"rope_scaling": {"rope_type": "yarn", "factor": 4.0}/'
@@ -161,17 +165,18 @@ for command in plan bench; do
       $command --model=model --block_size=16 --batch_sizes=$sizes
   done
 done
-trains "setting 'lora_targets': only adapters use it; expected --lora_r too" --lora_targets=q_proj
-trains "setting 'lora_targets': only adapters use it; expected --lora_r too" --lora_targets=q_proj --lora_r=0
-trains "setting 'lora_alpha': only adapters use it; expected --lora_r too" --lora_alpha=4
-trains "setting 'lora_r': expected at most 32, the smaller side of 'model.layers.0.self_attn.q_proj.weight', got 33" --lora_r=33
-trains "setting 'lora_r': expected at most 16, the smaller side of 'model.layers.0.self_attn.k_proj.weight', got 17" --lora_r=17 --lora_targets=k_proj
-trains "setting 'lora_targets': expected names among self_attn.q_proj, *, mlp.down_proj, got 'c_attn'" --lora_r=4 --lora_targets=k_proj,c_attn
-trains "setting 'freeze_layers': expected at most num_hidden_layers 2, got 3" --freeze_layers=3
-trains "settings 'freeze_layers' and 'lora_r': adapters freeze everything else; expected at most one of the two, got 1 and 4" \
-  --freeze_layers=1 --lora_r=4
-trains "setting 'recompute_segment': only layers that are computed again form segments; expected --gradient_checkpointing too" --recompute_segment=2
-trains "setting 'gradient_checkpointing': expected at most the 2 layers, got 3" --gradient_checkpointing=3
+trains "setting 'lora_targets': only adapters use it; expected --lora_rank too" --lora_targets=q_proj
+trains "setting 'lora_targets': only adapters use it; expected --lora_rank too" --lora_targets=q_proj --lora_rank=0
+trains "setting 'lora_alpha': only adapters use it; expected --lora_rank too" --lora_alpha=4
+trains "setting 'lora_rank': expected at most 32, the smaller side of 'model.layers.0.self_attn.q_proj.weight', got 33" --lora_rank=33
+trains "setting 'lora_rank': expected at most 16, the smaller side of 'model.layers.0.self_attn.k_proj.weight', got 17" --lora_rank=17 --lora_targets=k_proj
+trains "setting 'lora_targets': expected names among self_attn.q_proj, *, mlp.down_proj, got 'c_attn'" --lora_rank=4 --lora_targets=k_proj,c_attn
+trains "setting 'freeze_layers': expected a number from -2 to 2, the model's layers, got 3" --freeze_layers=3
+trains "setting 'freeze_layers': expected a number from -2 to 2, the model's layers, got -3" --freeze_layers=-3
+trains "settings 'lora_rank' and 'freeze_layers': adapters freeze everything else; use either, not both: got 4 and 1" \
+  --freeze_layers=1 --lora_rank=4
+trains "setting 'recompute_segment': only layers that are computed again form segments; expected --activation_checkpointing too" --recompute_segment=2
+trains "setting 'activation_checkpointing': expected at most the 2 layers, got 3" --activation_checkpointing=3
 trains "setting 'init_from': there is no checkpoint in 'out' to resume from" --init_from=resume
 refused "setting 'model': expected the folder of a model (--model=FOLDER), got nothing" train "${small[@]}" --out_dir=out --init_from=auto
 refused "setting 'start': expected at most 128 tokens (max_position_embeddings), got *" sample --model=model --start="$(seq -s ' ' 100)"
@@ -179,7 +184,7 @@ check "a refused start leaves no run" test ! -e out
 
 # --- runs and adapters ------------------------------------------------------------------------------------------------------------
 patiently 60 "$llama" train "${small[@]}" --model=model --out_dir=whole >output 2>&1 || fail "train"
-patiently 60 "$llama" train "${small[@]}" --model=model --out_dir=lora --lora_r=4 >output 2>&1 || fail "train"
+patiently 60 "$llama" train "${small[@]}" --model=model --out_dir=lora --lora_rank=4 >output 2>&1 || fail "train"
 trains "setting 'out_dir': 'whole' holds a run already (*): --init_from=resume continues it; --overwrite starts a new run *" --out_dir=whole
 trains "setting 'out_dir': 'model' has a file config.json that llama train has not written, and a run might replace it; choose another folder" \
   --out_dir=model

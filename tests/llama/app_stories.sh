@@ -34,7 +34,7 @@ mkdir described && cp model/config.json described
 patiently 60 "$llama" plan --model=described --ranks=2 >output 2>errors || fail "plan"
 check "a plan names the model" grep -q '^260032 parameters, 2 ranks, strategy full_shard, bfloat16 on a GPU, AdamW, sequences of 512 tokens' output
 check "a plan has 6 batch sizes, twice" test "$(grep -cE '^ +(1|2|4|8|16|32) +(false|true)( +[0-9]+\.[0-9]{3}){7}$' output)" -eq 12
-patiently 60 "$llama" bench --model=described --block_size=64 --batch_sizes=1,2 --gradient_checkpointing=both --burn_in=1 --timed=1 --device=cpu \
+patiently 60 "$llama" bench --model=described --block_size=64 --batch_sizes=1,2 --activation_checkpointing=both --burn_in=1 --timed=1 --device=cpu \
   >output 2>errors || fail "bench"
 check "measures each variant" test "$(grep -cE '^ +[12] +(false|true)( +[0-9.,]+){4}$' output)" -eq 4
 

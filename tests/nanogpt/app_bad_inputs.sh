@@ -63,6 +63,17 @@ check "whose help is no result" test ! -s output
 check "help that was asked for" test "$("$nanogpt" --help)" = "$("$nanogpt" 2>&1)"
 check "a command's help has groups" grep -qx 'Optimizer:' <("$nanogpt" train --help)
 refuses "frobnicate" "$nanogpt" frobnicate
+for words in --foo "--foo train" "-x train" "--out_dir=x train"; do
+  # shellcheck disable=SC2086  # two words
+  refuses "unknown option '${words% train}' (see nanogpt --help); settings come after a subcommand (prepare, train," "$nanogpt" $words
+done
+refuses "'foo': expected a setting of 'train' (see nanogpt train --help), got '--foo'" "$nanogpt" train --foo
+refuses "'lora_ranks': expected a setting of 'train' (see nanogpt train --help), got '--lora_ranks=4'; is '--lora_rank' meant?" \
+  "$nanogpt" train --lora_ranks=4
+refuses "setting 'lora_rank': expected a whole number of at least 0 and at most 65536, got 'x'" "$nanogpt" train --lora_r=x
+for word in --lora_r= --lora_r; do
+  refuses "setting 'lora_r': expected a whole number of at least 0 and at most 65536, got nothing" "$nanogpt" train $word
+done
 
 # --- settings: one on the command line, in a file, and of several that do not fit together ------------------------------------
 # error_line MESSAGE COMMAND...: exit code 2, and MESSAGE is in the only line about an error

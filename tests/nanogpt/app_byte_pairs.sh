@@ -89,6 +89,11 @@ check "merges.txt" cmp hf/merges.txt out/vocab.bpe
 check "the marker's id" grep -q '"eos_token_id": 257' hf/config.json
 said theirs --init_from=hf
 check "HuggingFace's folder says something else" cmp ours theirs
+# Files beside the tokenizer go with a model that has the same tokens.
+cp -r hf chat && echo '{"model_max_length": 8}' >chat/tokenizer_config.json
+mv elsewhere data && check "train on" patiently 120 "${train[@]/%out/tuned}" --init_from=chat >output 2>&1 && mv data elsewhere
+check "export of the tuned model" "$nanogpt" export --out_dir=tuned --to=tuned_hf >output 2>&1
+check "tokenizer_config.json" cmp chat/tokenizer_config.json tuned_hf/tokenizer_config.json
 mkdir bare
 mv hf/config.json hf/model.safetensors bare
 said bare_said --init_from=bare --encoder_json=hf/vocab.json --vocab_bpe=hf/merges.txt

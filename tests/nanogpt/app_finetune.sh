@@ -8,7 +8,8 @@
 #   app_finetune.sh BINARY_DIR
 set -uo pipefail
 
-. "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
+support=$(cd "$(dirname "${BASH_SOURCE[0]}")/../support" && pwd)
+. "$support/script.sh"
 
 nanogpt=$1/examples/nanogpt/nanogpt
 enter_with_text "$nanogpt"
@@ -58,21 +59,44 @@ check "the run that is resumed takes its adapters" grep -q '^fine-tuning: 6,144 
 check "another model after resuming" cmp <(text --out_dir=halves) merged
 
 # --- the last blocks alone -------------------------------------------------------------------------------------------------------
-finetune last --train_layers=1
+finetune last --freeze_layers=2
 check "says how much trains" grep -q '^fine-tuning: 12,3' output
-finetune last_two --train_layers=2
-its_losses last_two --train_layers=2 --strategy=no_shard --activation_checkpointing=true --recompute_segment=2
+finetune last_two --freeze_layers=1
+its_losses last_two --freeze_layers=-2 --strategy=no_shard --activation_checkpointing=true --recompute_segment=2
 check "no adapters" test ! -e last/adapters.safetensors
 
 # A whole checkpoint that these settings cannot continue is no damaged one: nothing is lost.
 saved=$(ls last)
-for other in --train_layers=0 --train_layers=2; do
+for other in --freeze_layers=0 --freeze_layers=1; do
   if patiently 60 "$nanogpt" train "${small[@]}" --out_dir=last --init_from=auto --max_iters=20 $other >output 2>&1; then
     fail "$other: continues an older checkpoint"
   fi
-  check "$other: $(cat output)" grep -qF -- "This start has $other instead of 1; leave that out to continue the run" output
+  check "$other: $(cat output)" grep -qF -- "This start has $other instead of 2; leave that out to continue the run" output
 done
 check "nothing was removed" test "$saved" = "$(ls last)"
+
+# --- former names -----------------------------------------------------------------------------------------------------------------
+finetune former "${lora[@]/lora_rank/lora_r}" --gradient_checkpointing
+check "former names: other losses" diff lora.losses former.losses
+for note in "'lora_r' is now called 'lora_rank'" "'gradient_checkpointing' is now called 'activation_checkpointing'"; do
+  check "does not say once: $note" test "$(grep -cFx "note: $note" output)" = 1
+done
+echo 'train_layers = 2' >names
+patiently 120 "$nanogpt" train names "${from[@]}" --out_dir=former --overwrite >output 2>&1 || fail "train_layers: $(cat output)"
+check "does not say once what train_layers is" test "$(grep -cFx "note: 'train_layers' is now called 'freeze_layers'; train_layers=N is freeze_layers=-N, all layers but the last N" output)" = 1
+check "train_layers: other losses" diff last_two.losses <(grep -oE '^(iter|step) [0-9]+.*loss [0-9.]+' output | sed 's/,* time.*//')
+# Checkpoints of older versions have these names.
+older=(halves:lora_rank:4:lora_r:4 former:freeze_layers:-2:train_layers:2)
+command -v python3 >/dev/null || older=()
+for run in "${older[@]}"; do
+  IFS=: read -r run name value old before <<<"$run"
+  cp -r $run older
+  check "$run: a checkpoint with $old" python3 "$support/edit_checkpoint.py" older "\"$name\": \"$value\"" "\"$old\": \"$before\""
+  check "$run: the checkpoint's text" cmp <(text --out_dir=$run --checkpoint=latest) <(text --out_dir=older --checkpoint=latest)
+  patiently 120 "$nanogpt" train "${small[@]}" --out_dir=older --init_from=resume --max_iters=12 >output 2>&1 || fail "resume with $old: $(cat output)"
+  check "$run: a setting of the run is lost" grep -q "^settings of the run: .*$name $value" output
+  rm -r older
+done
 
 # --- refused -----------------------------------------------------------------------------------------------------------------------
 refused() { # refused TEXT SETTING...
@@ -82,10 +106,12 @@ refused() { # refused TEXT SETTING...
   check "$*: $(cat output)" grep -qF -- "$expected" output
 }
 refused "setting 'lora_rank': fine-tuning starts from weights" --lora_rank=4
-refused "setting 'train_layers': fine-tuning starts from weights" --train_layers=1
-refused "settings 'lora_rank' and 'train_layers': expected at most one of the two" --init_from=base --lora_rank=4 --train_layers=1
+refused "setting 'freeze_layers': fine-tuning starts from weights" --freeze_layers=1
+refused "settings 'lora_rank' and 'freeze_layers': adapters freeze everything else; use either, not both: got 4 and -1" --init_from=base --lora_rank=4 --freeze_layers=-1
 refused "setting 'lora_rank': fine-tuning starts from weights" --init_from=auto --lora_rank=4
-refused "setting 'train_layers': expected at most n_layer = 3, got 4" --init_from=base --train_layers=4
+for layers in -4 4; do
+  refused "setting 'freeze_layers': expected a number from -3 to 3, the model's layers, got $layers" --init_from=base --freeze_layers=$layers
+done
 refused "setting 'lora_alpha': only adapters use it" --init_from=base --lora_alpha=4
 ((failures == 0)) && echo "fine-tuned; $checks checks"
 exit $((failures > 0))

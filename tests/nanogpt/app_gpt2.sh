@@ -8,7 +8,8 @@
 #   app_gpt2.sh BINARY_DIR
 set -uo pipefail
 
-. "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
+support=$(cd "$(dirname "${BASH_SOURCE[0]}")/../support" && pwd)
+. "$support/script.sh"
 
 nanogpt=$1/examples/nanogpt/nanogpt
 enter "$nanogpt"
@@ -124,6 +125,39 @@ give --out_dir=out --to=theirs --overwrite
 says "removed from 'theirs', with the model that was there: vocab.json, merges.txt, tokenizer.json"
 check "files of two models: $(ls theirs)" test "$(ls -A theirs)" = $'config.json\nmodel.safetensors'
 check "another model" cmp hf/model.safetensors theirs/model.safetensors
+# The files beside HuggingFace's weights go with the model: through a run, its resumption, and its checkpoints.
+cp -r hf chat && mkdir chat/additional_chat_templates && echo MIT >chat/LICENSE && echo '{}' >chat/special_tokens_map.json
+echo '{"temperature": 0.5}' >chat/generation_config.json && echo '{{ messages }}' >chat/chat_template.jinja
+echo '{{ tools }}' >chat/additional_chat_templates/tools.jinja
+train --init_from=auto:chat --max_iters=1 --out_dir=chats
+train --init_from=resume --max_iters=2 --out_dir=chats
+train --init_from=chats --max_iters=1 --out_dir=second
+exports_all() { # exports_all ARGUMENT...
+  rm -rf chatting
+  give --to=chatting "$@"
+  for name in LICENSE generation_config.json chat_template.jinja additional_chat_templates/tools.jinja; do
+    check "$*: $name is exported" cmp chat/$name chatting/$name
+  done
+  check "$*: a part of another tokenizer is exported" test ! -e chatting/special_tokens_map.json
+}
+exports_all --out_dir=chats
+exports_all --out_dir=chats --checkpoint=latest
+exports_all --out_dir=second
+if command -v python3 >/dev/null; then  # checkpoints of older versions have the setting alone
+  cp -r chats old
+  check "an older checkpoint" python3 "$support/edit_checkpoint.py" old '"origin": "chat",\n *' ''
+  check "its setting" python3 "$support/edit_checkpoint.py" old '"init_from": "[^"]*"' '"init_from": "auto:chat"'
+  exports_all --out_dir=old
+fi
+give --out_dir=chats --to=chatting --overwrite --format=llm.c
+give --out_dir=chats --to=weights --format=llm.c
+check "llm.c's form has other files" test "$(ls weights)" = model.bin
+mkdir plain && touch plain/LICENSE
+refuses "setting 'to': 'plain' has a file LICENSE already" export --out_dir=chats --to=plain
+refuses "setting 'to': expected a folder other than that of the model that the run began with, got 'chat'" export --out_dir=chats --to=chat --overwrite
+rm -r chat chatting
+give --out_dir=chats --to=chatting
+check "files of a folder that is gone" test ! -e chatting/LICENSE
 refuses "setting 'checkpoint': expected best, latest or the folder of a checkpoint (one with a file checkpoint.json), got 'step-99'. Whole checkpoints in 'out': step-4, step-2. --checkpoint=step-4 loads the newest of them" \
   sample --out_dir=out --checkpoint=step-99
 # A signal leaves nothing of an export, which writes through no link and waits for the reader of no pipe.

@@ -3,6 +3,7 @@
 // links: transformer_report
 // skip-tsan
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -46,7 +47,7 @@
 
 namespace {
 
-using namespace nanogpt;
+using namespace transformer;
 using fsdp::testing::has;
 using fsdp::testing::TemporaryFolder;
 using fsdp::testing::what;
@@ -514,6 +515,9 @@ TEST_CASE("a step of middle length is drawn, and what compute does not hide is c
   auto const share = report::exposed_communication({Run{}, trace});
   REQUIRE(share);
   CHECK(std::abs(*share - 0.6) < 1e-9);
+  auto const page = report::page({{run_of(iteration(7, 3.0)), trace}});
+  CHECK(has(page, " ms a step (60 % of it): "));
+  CHECK(has(page, " ms after the last backward (unavoidable), "));
   auto const svg = report::timeline_svg(step, 1000);
   CHECK(XmlCheck(svg).fault() == "");
   CHECK(has(svg, "class=\"moved\""));

@@ -44,6 +44,16 @@ expect "the gradient norm of iteration 5" "$printed" "$(printf '%.4f' "$logged")
 # The form that scripts written for nanoGPT's lines look for.
 expect "nanoGPT's form" 2 "$(grep -cE '^iter [0-9]+: loss [0-9.]+, time [0-9.]+ms, mfu ([0-9.]+%|-),' output)"
 
+# No utilisation is above 100 %: a rate that is reached replaces a lower peak. That is said once, of a given peak.
+for verbose in '' --verbose; do
+  check "a low peak" patiently 120 "$nanogpt" "${small[@]}" --max_iters=20 --peak_tflops=1e-9 ${verbose:+"$verbose"} --out_dir=low --overwrite >output 2>&1
+  check "utilisation above 100 %" awk 'match($0, /mfu [0-9.]+/) && substr($0, RSTART + 4) + 0 > 100 { exit 1 }' output
+  expect "utilisations above 1 in the log" 0 "$(grep -o '"mfu":[0-9.e+-]*' low/log.jsonl | cut -d: -f2 | awk '$1 > 1' | wc -l)"
+  expect "the note on the peak" 1 "$(grep -c '^note: iteration [0-9]* reached [0-9.]* GFLOP/s a rank, above the given peak of ' output)"
+done
+check "bench with a low peak" patiently 120 "$nanogpt" bench "${small[@]:1:7}" --burn_in=1 --timed=1 --peak_tflops=1e-9 >output 2>&1
+check "bench: utilisation above 100 %" grep -qE 'MFU: 100\.00%$' output
+
 check "without clipping" patiently 120 "$nanogpt" "${small[@]}" --max_iters=1 --grad_clip=0 --out_dir=unclipped >output 2>&1
 expect "no norm is measured" 2 "$(grep -c '"kind":"iter",.*"grad_norm":null,' unclipped/log.jsonl)"
 if grep -q '^iter.*norm' output; then fail "a norm that nobody measured is printed"; fi

@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -130,13 +131,42 @@ TEST_CASE("every setting of train belongs to the run, or is one of these") {
                      "wandb_run_name",
                      "log_json",
                      "trace",
-                     "trace_steps"};
+                     "trace_steps",
+                     "verbose"};
   Lines found;
   for (auto const& setting : all_settings()) {
     if (setting.exists_in(Command::train) && !setting.of_run) found.emplace_back(setting.name);
     if (!setting.part_of.empty()) CHECK(find_setting(setting.part_of)->of_run);
   }
   CHECK(found == others);
+}
+
+TEST_CASE("checkpoints with former names of settings give the run its settings") {
+  auto json = run_state_json(new_run(), settings_with({{"lora_rank", "4"}, {"activation_checkpointing", "true"}}));
+  auto& saved = json["settings"];
+  for (auto const& [name, former, value] : {std::tuple("lora_rank", "lora_r", "4"),
+                                            std::tuple("activation_checkpointing", "gradient_checkpointing", "true"),
+                                            std::tuple("freeze_layers", "train_layers", "2")}) {
+    REQUIRE(saved.contains(name));
+    saved.erase(name);
+    saved[former] = value;
+  }
+  auto const run = read_back(json);
+  CHECK(run.settings.at("lora_rank") == "4");
+  CHECK(run.settings.at("freeze_layers") == "-2");
+  CHECK_FALSE(run.settings.contains("lora_r"));
+  CHECK(lora_scale_of(run) == 4.0f);
+  auto settings = settings_with({});
+  CHECK(adopt_settings(settings, run) ==
+        Lines{"settings of the run: activation_checkpointing true, lora_rank 4, freeze_layers -2"});
+  CHECK(settings.freeze_layers == -2);
+}
+
+TEST_CASE("a checkpoint remembers the folder that its run began with") {
+  auto run = new_run();
+  CHECK(read_back(run_state_json(run, settings_with({}))).origin.empty());
+  run.origin = "models/gpt2";
+  CHECK(read_back(run_state_json(run, settings_with({}))).origin == "models/gpt2");
 }
 
 TEST_CASE("a part of a setting is not taken where the whole differs from the run's") {

@@ -505,6 +505,44 @@ TEST_CASE("JSON lines parse and keep every digit") {
   CHECK(has(json(EvaluationReport{3, std::nan(""), 1.5, 0, -1}), "\"train_loss\":null,\"val_loss\":1.5,"));
 }
 
+TEST_CASE("settings are read by their former names, and a line says so once") {
+  Settings settings;
+  apply_config_text(settings, "lora_r = 8\nlora_r = 4\ngradient_checkpointing = 2\ntrain_layers = 3\n", "file");
+  CHECK(settings.lora_rank == 4);
+  CHECK(settings.activation_checkpointing == "2");
+  CHECK(settings.freeze_layers == -3);
+  CHECK(settings.was_given("lora_rank"));
+  CHECK_FALSE(settings.was_given("lora_r"));
+  CHECK(notes_on_former_names(settings) ==
+        std::vector<std::string>{
+            "note: 'lora_r' is now called 'lora_rank'",
+            "note: 'gradient_checkpointing' is now called 'activation_checkpointing'",
+            "note: 'train_layers' is now called 'freeze_layers'; train_layers=N is freeze_layers=-N, "
+            "all layers but the last N"});
+  settings.lora_rank = 0;
+  CHECK(tuning_of(settings).layers_below(12) == 9);
+  CHECK(find_named("train_layers").current("0") == "0");
+  CHECK(find_named("train_layers").current("-2") == "-2");
+  CHECK(find_named("freeze_layers").current("2") == "2");
+  CHECK(find_named("").setting == nullptr);
+  for (auto const& setting : all_settings())
+    if (!setting.former_name.empty()) CHECK(find_setting(setting.former_name) == nullptr);
+  CHECK(has(what([&] { apply_config_text(settings, "lora_r = many", "file"); }),
+            "setting 'lora_rank': expected a whole number of at least 0 and at most 65536, got 'many' (file, line 1)"));
+}
+
+TEST_CASE("utilisation is at most 1: a higher rate that is reached is the peak from then on") {
+  MfuMeter meter(100.0, 1000.0);
+  CHECK(meter.of(0.05) == 1.0);
+  CHECK(meter.peak() == Approx(2000.0));
+  CHECK(meter.of(0.1) == Approx(0.5));
+  meter.add(5, 0.025);
+  CHECK(meter.value() == Approx(1.0));
+  CHECK(meter.peak() == Approx(4000.0));
+  meter.set_peak(3000.0);  // a peak does not fall
+  CHECK(meter.peak() == Approx(4000.0));
+}
+
 TEST_CASE("utilisation is smoothed from the fifth iteration on") {
   MfuMeter meter(100.0, 1000.0);
   meter.add(4, 1.0);

@@ -42,9 +42,9 @@ for ranks in 2 3 4; do
   says "tokens per iteration will be: 80"
 done
 check "learns nothing" awk '{ last = $2; if (first == "") first = last } END { exit !(last < first - 0.1) }' one5.losses
-says "note: gradient_accumulation_steps 5 is not a multiple of the 4 ranks: each rank makes 2 micro-steps, and in the last one 3 of the ranks have no sequences"
+says "note: gradient_accumulation_steps 5 is not a multiple of the 4 ranks: each rank makes 2 micro-steps, and in the last one 3 of the ranks have no sequences: a step takes as long as one of 8 micro-steps"
 train 3-of-2 --ranks=3 --gradient_accumulation_steps=2 --max_iters=3 --trace=trace.json
-says "note: gradient_accumulation_steps 2 is not a multiple of the 3 ranks: each rank makes 1 micro-step, and in the last one 1 of the ranks has no sequences"
+says "note: gradient_accumulation_steps 2 is not a multiple of the 3 ranks: each rank makes 1 micro-step, and in the last one 1 of the ranks has no sequences: a step takes as long as one of 3 micro-steps"
 train one2 --ranks=1 --gradient_accumulation_steps=2 --max_iters=3
 same one2 3-of-2
 check "a note where nothing is uneven" test "$(grep -c 'not a multiple' output)" -eq 0
@@ -63,7 +63,7 @@ same one5 groups
 train one4 --ranks=1 --gradient_accumulation_steps=4 --max_iters=5
 train less --ranks=4 --gradient_accumulation_steps=4 --max_iters=1
 train less --ranks=3 --init_from=resume --max_iters=3
-says "note: gradient_accumulation_steps 4 is not a multiple of the 3 ranks: each rank makes 2 micro-steps, and in the last one 2 of the ranks have no sequences"
+says "note: gradient_accumulation_steps 4 is not a multiple of the 3 ranks: each rank makes 2 micro-steps, and in the last one 2 of the ranks have no sequences: a step takes as long as one of 6 micro-steps"
 train less --ranks=2 --init_from=resume --max_iters=5
 same one4 less
 

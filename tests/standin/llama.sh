@@ -39,11 +39,11 @@ if ((EUID == 0)); then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CO
 ranks=()
 if ! command -v mpirun >/dev/null || [[ $(ldd "$llama") != *libmpi* ]]; then mpirun="" ranks=(--ranks=2); fi
 
-for tuning in --lora_r=0 --freeze_layers=1 --lora_r=4; do
+for tuning in --lora_rank=0 --freeze_layers=1 --lora_rank=4; do
   train "" host --device=cpu --ranks=2 "$tuning"
   train "" gpu --device=cuda --dtype=float32 --ranks=2 "$tuning"
   check "threads, $tuning: other losses than the host's" close gpu host 1e-5
-  train "$mpirun" gpu --device=cuda --dtype=bfloat16 "${ranks[@]}" "$tuning" --gradient_checkpointing
+  train "$mpirun" gpu --device=cuda --dtype=bfloat16 "${ranks[@]}" "$tuning" --activation_checkpointing
   check "bf16, $tuning: other losses than the host's" close gpu host 5e-3
 done
 text() { patiently 60 "$llama" sample --model=model --start=abc --max_new_tokens=12 --temperature=0 --stop_at_end=false "$@" 2>output || fail "sample $*"; }

@@ -25,7 +25,7 @@ ConfigKind kind_of_config(std::filesystem::path const& path);
 GptConfig parse_huggingface_config(std::string_view text, std::string_view what);
 GptConfig read_huggingface_config(std::filesystem::path const& path);
 
-/// What transformers loads as a GPT2LMHeadModel.
+/// A config.json that transformers loads as a GPT2LMHeadModel.
 /// @param end_of_text  the tokenizer's, if it has one: then it begins and ends texts
 /// @param dropout      for those who train it further
 std::string huggingface_config_text(GptConfig const& config, std::optional<std::int64_t> end_of_text, double dropout,

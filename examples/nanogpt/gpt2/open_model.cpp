@@ -104,11 +104,31 @@ OpenedModel open_folder(fs::path const& folder) {
                                   config_name);
   if (kind_of_config(folder / config_name) == ConfigKind::nanogpt) return open_saved(folder);
   auto const config = read_huggingface_config(folder / config_name);
-  return open_weights(folder, config, Orientation::in_out);
+  auto model = open_weights(folder, config, Orientation::in_out);
+  model.original = folder;
+  return model;
+}
+
+bool is_huggingface_folder(fs::path const& folder) {
+  return is_file(folder / config_name) && kind_of_config(folder / config_name) == ConfigKind::huggingface;
 }
 
 std::string_view as_text(MappedFile const& file) {
   return {reinterpret_cast<char const*>(file.bytes().data()), file.bytes().size()};
+}
+
+/// @param model  the model's weights, for the message
+std::shared_ptr<Tokenizer const> open_files(TokenizerFiles const& files, GptConfig const& config,
+                                            fs::path const& model) {
+  if (!files.folder.empty()) return open_tokenizer_folder(files.folder, config.vocab_size);
+  MappedFile const encoder(files.encoder_json), merges(files.vocab_bpe);
+  auto const encoder_name = files.encoder_json.string(), merges_name = files.vocab_bpe.string();
+  auto tokenizer =
+      std::make_shared<BytePair>(BytePairFiles{as_text(encoder), as_text(merges), encoder_name, merges_name});
+  if (tokenizer->size() > config.vocab_size)
+    fsdp::fail<fsdp::ConfigError>("'{}' has {} tokens, but the model in '{}' has a vocabulary of {}", encoder_name,
+                                  tokenizer->size(), model.string(), config.vocab_size);
+  return tokenizer;
 }
 
 }  // namespace
@@ -130,6 +150,16 @@ OpenedModel open_pretrained(Settings const& settings) {
       fsdp::listed(published), name, fs::exists(name, error) ? "is none of these" : "does not exist");
 }
 
+fs::path original_folder(RunState const& run) {
+  fs::path folder(run.origin);
+  if (auto const start = run.settings.find("init_from"); folder.empty() && start != run.settings.end()) {
+    Settings settings;  // of a checkpoint that older versions wrote
+    settings.init_from = start->second;
+    folder = first_start(settings);
+  }
+  return is_huggingface_folder(folder) ? folder : fs::path();
+}
+
 OpenedModel open_saved(fs::path const& folder) {
   auto const saved = open_saved_model(folder);
   auto config = saved.config;
@@ -137,6 +167,10 @@ OpenedModel open_saved(fs::path const& folder) {
   auto model = open_weights(folder, config, Orientation::out_in);
   model.meta = saved.meta;
   model.iteration = saved.state.iteration;
+  try {
+    if (auto const run = find_run(folder)) model.original = original_folder(*run);
+  } catch (fsdp::ConfigError const&) {  // the weights do not need the run's checkpoints
+  }
   return model;
 }
 
@@ -148,7 +182,7 @@ OpenedModel open_checkpoint(fs::path const& out_dir, std::string const& name) {
     run = read_run(folder);
     auto const config = model_config(run);
     auto weights = std::make_shared<CheckpointWeights>(folder, gpt_tensors(config), nullptr, lora_scale_of(run));
-    return OpenedModel{config, std::move(weights), {}, find_tokenizer(beside), run.iteration};
+    return OpenedModel{config, std::move(weights), {}, find_tokenizer(beside), run.iteration, original_folder(run)};
   });
   if (auto const path = beside / meta_name; is_file(path)) {
     model.meta = read_vocabulary(path, model.config.vocab_size, folder);
@@ -188,15 +222,18 @@ std::shared_ptr<Tokenizer const> open_tokenizer(OpenedModel const& model, Settin
     if (auto found = open_tokenizer(model.meta)) return found;
   if (files.none()) files = model.tokenizer;
   if (files.none()) return nullptr;
-  if (!files.folder.empty()) return open_tokenizer_folder(files.folder, model.config.vocab_size);
-  MappedFile const encoder(files.encoder_json), merges(files.vocab_bpe);
-  auto const encoder_name = files.encoder_json.string(), merges_name = files.vocab_bpe.string();
-  auto tokenizer =
-      std::make_shared<BytePair>(BytePairFiles{as_text(encoder), as_text(merges), encoder_name, merges_name});
-  if (tokenizer->size() > model.config.vocab_size)
-    fsdp::fail<fsdp::ConfigError>("'{}' has {} tokens, but the model in '{}' has a vocabulary of {}", encoder_name,
-                                  tokenizer->size(), model.weights->path().string(), model.config.vocab_size);
-  return tokenizer;
+  return open_files(files, model.config, model.path());
+}
+
+std::shared_ptr<Tokenizer const> open_tokenizer_in(fs::path const& folder, GptConfig const& config) {
+  if (folder.empty()) return nullptr;
+  auto const files = find_tokenizer(folder);
+  if (files.none()) return nullptr;
+  try {
+    return open_files(files, config, folder);
+  } catch (fsdp::ConfigError const&) {
+    return nullptr;
+  }
 }
 
 void copy_tokenizer(TokenizerFiles const& files, fs::path const& folder) {

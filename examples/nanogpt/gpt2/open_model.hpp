@@ -12,6 +12,7 @@
 #include "transformer/data/dataset.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/run/table.hpp"
+#include "transformer/training/state.hpp"
 #include "transformer/weights/weights_source.hpp"
 
 namespace nanogpt {
@@ -25,13 +26,14 @@ struct TokenizerFiles {
   bool none() const { return encoder_json.empty() && folder.empty(); }
 };
 
-/// A model whose weights have been found and checked, but not read.
+/// A model whose weights were found and checked, but not read.
 struct OpenedModel {
   GptConfig config;  ///< as it is stored; its dropout is 0
   std::shared_ptr<WeightsSource const> weights;
-  Meta meta;                   ///< of a model of ours: what its data were
-  TokenizerFiles tokenizer;    ///< beside the weights
-  std::int64_t iteration = 0;  ///< of a model of ours: steps that it was trained
+  Meta meta;                         ///< of a model of ours: what its data were
+  TokenizerFiles tokenizer;          ///< beside the weights
+  std::int64_t iteration = 0;        ///< of a model of ours: steps that it was trained
+  std::filesystem::path original{};  ///< HuggingFace folder of the weights that training began with; empty: none
 
   std::filesystem::path const& path() const { return weights->path(); }
 };
@@ -56,10 +58,17 @@ struct OpenedRun {
 /// @throws fsdp::ConfigError
 OpenedRun open_run(Settings const& settings);
 
+/// The HuggingFace folder of the weights that a run began with. @return empty if it began with none, or the folder is
+/// no longer there
+std::filesystem::path original_folder(RunState const& run);
+
 /// The tokenizer of encoder_json and vocab_bpe, if these were given; else the model's.
 /// @return null if there is none
 /// @throws fsdp::ConfigError if its files cannot be read, or have more tokens than the model
 std::shared_ptr<Tokenizer const> open_tokenizer(OpenedModel const& model, Settings const& settings);
+
+/// The tokenizer in a folder. @return null if there is none, or none for the model
+std::shared_ptr<Tokenizer const> open_tokenizer_in(std::filesystem::path const& folder, GptConfig const& config);
 
 /// Copies the files into a folder, under the names that HuggingFace has for them. @throws fsdp::Error if they cannot be
 /// read or written

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors of a GPT, by our names, and what HuggingFace makes of them.
+// The tensors of a GPT: names, shapes, and their orientation in HuggingFace's files.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,8 @@ inline constexpr std::string_view position_table = "transformer.wpe.weight";  //
 /// Every tensor of such a model: the tables, layer by layer, the last norm.
 std::vector<GptTensor> gpt_tensors(GptConfig const& config);
 
-/// What a folder with such a model has. The head's matrix may be there too, or in place of wte: they are tied.
+/// The tensors that the files of such a model have. The head's matrix may be there too, or in place of wte: they are
+/// tied.
 TensorList gpt_tensor_list(GptConfig const& config, Orientation orientation);
 
 /// Our name for one that HuggingFace's files have, with or without "transformer."; "" for a buffer, which is a mask and

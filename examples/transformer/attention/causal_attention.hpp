@@ -18,7 +18,7 @@
 
 namespace transformer {
 
-/// What the attention of all layers shares. It must outlive them and stay in its place.
+/// Context that the attention of all layers shares. It must outlive them and stay in its place.
 template <class D, class T>
 struct AttentionContext {
   D device;
@@ -98,7 +98,8 @@ class CausalAttention {
   /// Threads of a stream of the host, each of which works in a scratch of its own.
   std::int64_t lanes(auto const& stream) const {
     auto const count = static_cast<std::int64_t>(stream.threads());
-    FSDP_EXPECTS(count <= context_->plan.lanes, "attention on {} threads in room for {}", count, context_->plan.lanes);
+    FSDP_EXPECTS(count <= context_->plan.lanes, "attention: expected at most {} threads, got {}", context_->plan.lanes,
+                 count);
     return count;
   }
   LaneScratch lane_scratch(auto const& stream) const {
@@ -106,7 +107,7 @@ class CausalAttention {
     return {context_->scratch.tiles, context_->scratch.tile_bytes};
   }
 
-  /// What one thread has for the scores of a group.
+  /// A thread's buffers for the scores of a group.
   struct Scratch {
     T *scores, *gradient;
   };

@@ -6,7 +6,7 @@
 
 namespace transformer::flash {
 
-/// What backward knows of a pass. Statistics lie as FlashShape::statistics_rows says.
+/// Arguments of backward. Statistics lie as FlashShape::statistics_rows says.
 struct BackwardArgs {
   fsdp::bf16 const* qkv;             // (B, n, 3C)
   fsdp::bf16 const* mixed;           // (B, n, C): the result of forward
@@ -23,7 +23,7 @@ FSDP_HD inline float probability(float score, float factor, float log_sum) {
   return tile::Tile<Lanes>::exp2(exponent < 0.0f ? exponent : 0.0f);
 }
 
-/// What a block works on: blocks of one tile, all sequences' heads, come one after another.
+/// Tile, sequence and head of a thread block. Blocks of one tile, for all sequences' heads, come one after another.
 struct BlockPlace {
   int tile, in_batch, head;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of flash attention share: the shape, where things lie, the mask of dropout.
+// Parts that the kernels of flash attention share: shape, addresses, dropout mask.
 #pragma once
 
 #include <cstdint>
@@ -120,7 +120,7 @@ struct ScoreMask {
     }
     multiply(tiles, kept);
   }
-  /// The same for the transpose: rows are keys, columns queries.
+  /// Applies the mask to transposed tiles: rows are keys, columns queries.
   /// @param counter   of the first query and key g
   /// @param distance  from one query to the next
   /// @param word      which of a counter's words belongs to the keys

@@ -36,7 +36,7 @@ __mmask16 first_lanes(std::int64_t count) {
   return count >= vector ? __mmask16(0xffff) : static_cast<__mmask16>((1U << count) - 1U);
 }
 
-/// What differs between the types: elements of a word, their product, and how fp32 results become elements.
+/// Operations on elements of one type: words, their product, and conversion from fp32.
 struct Fp32 {
   using Element = float;
   static constexpr std::int64_t per_word = 1;
@@ -328,7 +328,7 @@ class OneHead {
   float* scores_of(std::int64_t row) const { return floats_ + at_.scores + row * at_.score_pitch; }
   float* scores_gradient_of(std::int64_t row) const { return floats_ + at_.scores_gradient + row * at_.score_pitch; }
 
-  /// What is taken off a row's scaled scores, the largest of those that it sees: powers are at most 1.
+  /// The largest scaled score that a row sees. It is subtracted, so that powers are at most 1.
   Vector offset(std::int64_t row) const {
     float const* const scores = scores_of(row);
     std::int64_t const count = visible(row), full = count / vector * vector;

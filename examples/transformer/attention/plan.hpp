@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The room that causal attention has, and the kernels that a device has for it.
+// Buffer sizes of causal attention, and the kernels that a device has for it.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace transformer {
 
-/// What attention has room for, and how large its pieces are.
+/// The largest attention that fits the buffers, and the sizes of its panels.
 struct AttentionPlan {
   AttentionShape shape{};
   std::int64_t batch = 1;           ///< B: sequences

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which sequences a rank trains on and evaluates.
+// Chooses the sequences on which a rank trains and evaluates.
 #pragma once
 
 #include <algorithm>
@@ -88,7 +88,7 @@ struct BatchSource {
     WindowOrder const order(evaluation_seed(split), tokens.sizes(), block_size, ranks * batch_size);
     for (std::int64_t i = 0; i < batch_size; ++i) read(tokens, order.at(first + i), i, inputs, targets);
   }
-  /// The same for the batches [first_batch, first_batch + batches) of an evaluation: the factor of each batch's mean.
+  /// Factor of the mean of each of the batches [first_batch, first_batch + batches) of an evaluation.
   /// The mean over batches and ranks is then the loss of the evaluation.
   double evaluation_weight(Split split, std::int64_t first_batch, std::int64_t batches) const {
     auto const* rows = dataset->rows(split);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is to be tokenized: one text, or a folder of documents, read in pieces.
+// The input of tokenization: one text or a folder of documents, read in pieces.
 #include "transformer/data/corpus.hpp"
 
 #include <fmt/format.h>

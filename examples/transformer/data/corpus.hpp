@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is to be tokenized: one text, or a folder of documents, read in pieces.
+// The input of tokenization: one text or a folder of documents, read in pieces.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,7 @@ struct Piece {
   bool ends_document = false;  ///< the last of a document
 };
 
-/// What is to be tokenized.
+/// The input of tokenization, in sections.
 struct Corpus {
   std::vector<Section> sections;
   std::int64_t ignored = 0;             ///< files of the folder with other endings, hidden ones apart
@@ -52,7 +52,7 @@ struct Corpus {
 /// `path` as sections: a folder's files of documents, by name, or one file (see form_of_file).
 /// @throws fsdp::ConfigError if there is nothing of the kind, or a file holds anything but text
 Corpus find_corpus(std::filesystem::path const& path);
-/// The same of a pipe.
+/// The text of a pipe as sections.
 /// @param name  what messages call it
 Corpus corpus_of_stream(StreamCopy const& copy, std::string const& name);
 

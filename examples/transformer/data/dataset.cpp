@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data sets: token files, and what made their tokens.
+// Data sets: token files and their tokenizer.
 #include "transformer/data/dataset.hpp"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data sets: token files, and what made their tokens.
+// Data sets: token files and their tokenizer.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ inline constexpr std::string_view half_prepared_name = ".half-prepared";
 /// The names of files that say what the tokens of a data set are: prepare's, and nanoGPT's.
 inline constexpr std::string_view meta_name = "meta.json", pickled_meta_name = "meta.pkl";
 
-/// What meta.json or meta.pkl says of a pair of token files.
+/// The contents of meta.json or meta.pkl, which describe a pair of token files.
 struct Meta {
   std::int64_t vocab_size = 50304;              ///< GPT-2's 50257 rounded up to 128: for token files without meta.json
   std::size_t token_bytes = 2;                  ///< 2 (uint16) or 4 (uint32)
@@ -35,7 +35,7 @@ struct Meta {
   std::vector<std::string> tokenizer_files;     ///< beside meta.json: of GPT-2's tokens, encoder.json and vocab.bpe
   bool tokenizer_of_model = false;              ///< they are those of a model's folder: see open_tokenizer_folder
   bool has_rows = false;                        ///< documents are rows: see [Note: Documents as rows]
-  /// What a meta.json that says the same would contain, if `path` is a meta.pkl.
+  /// The equivalent meta.json, if `path` is a meta.pkl.
   std::string json{};
 };
 
@@ -47,11 +47,11 @@ Meta read_meta(std::filesystem::path const& path);
 /// @throws fsdp::ConfigError if the file cannot be read, or says nonsense
 Meta read_pickled_meta(std::filesystem::path const& path);
 
-/// What meta.json says of tokens that are characters.
+/// The meta.json of tokens that are characters.
 /// @param symbols  id to symbol, in UTF-8
 nlohmann::json meta_of_characters(std::vector<std::string> const& symbols);
 
-/// What the tokens were made with; null if meta.json does not say.
+/// The tokenizer of the tokens; null if meta.json names none.
 /// @throws fsdp::ConfigError if its files cannot be read, or make another vocabulary than meta.json says
 std::shared_ptr<Tokenizer const> open_tokenizer(Meta const& meta);
 
@@ -82,7 +82,7 @@ struct DataNames {
 /// @throws fsdp::ConfigError (see Meta and TokenFile)
 Dataset open_dataset(DataNames const& names, bool with_val = true);
 
-/// What is drawn: each purpose has its own sequence of numbers.
+/// Purposes of random draws. Each has its own sequence of numbers.
 enum class Draw : std::uint64_t { tokens = 0, train_loss = 1, val_loss = 2, window = 3 };
 
 /// A number in [0, choices), uniform. Counter-based: it depends on the arguments alone, so that a run can be continued

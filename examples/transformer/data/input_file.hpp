@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The files that `prepare` reads: pipes too, and none of a format that it would take for text.
+// Input files of `prepare`: text files and pipes; formats that are no text are refused.
 #pragma once
 
 #include <filesystem>
@@ -11,7 +11,7 @@ namespace transformer {
 /// Whether `path` is "-", /dev/stdin or anything else that can be read once and in order only: a pipe, a terminal.
 bool is_stream(std::filesystem::path const& path);
 
-/// What messages call the file: its path, or "standard input".
+/// The name of the file in messages: its path, or "standard input".
 std::string shown_name(std::filesystem::path const& path);
 
 /// A copy of a stream on disk, without a name: it goes when the object does, or the process ends.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Documents that are lines of JSON.
+// Documents as lines of JSON.
 #include "transformer/data/json_line.hpp"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Documents that are lines of JSON: the text of a line, and what is wrong with a line that has none.
+// Documents as lines of JSON: reads the text of a line, or says why there is none.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file that is there whole or not at all.
+// A file that appears under its name only when it is complete.
 #pragma once
 
 #include <cstddef>

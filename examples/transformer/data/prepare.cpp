@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From texts to token files.
+// Tokenizes texts into token files.
 #include "transformer/data/prepare.hpp"
 
 #include <fmt/format.h>
@@ -157,7 +157,7 @@ void split_text(std::vector<Section>& sections, std::int64_t characters, std::si
   sections.push_back(val);
 }
 
-/// What a piece has become, for one split.
+/// The tokens of a piece for one split.
 struct Tokens {
   std::string bytes;  ///< as they stand in the file
   std::int64_t count = 0;

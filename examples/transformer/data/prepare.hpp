@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From texts to token files.
+// Tokenizes texts into token files.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace transformer {
 
-/// What is to be prepared, and how.
+/// Input, output and tokenizer of `prepare`.
 struct PrepareOptions {
   std::filesystem::path data;    ///< a text, lines of JSON, a folder of such files, or a pipe ("-": stdin)
   std::filesystem::path folder;  ///< where train.bin, val.bin and meta.json go
@@ -32,7 +32,7 @@ struct PrepareOptions {
   std::function<void(std::uint64_t done, std::uint64_t total)> progress{};
 };
 
-/// What was prepared.
+/// Counts of a prepared data set.
 struct PreparedData {
   std::int64_t characters = 0, vocab_size = 0, train_tokens = 0, val_tokens = 0;
   std::int64_t documents = 0;  ///< 0: one text

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every token of a data set is compared with the vocabulary once.
+// Compares every token of a data set with the vocabulary, once.
 #include "transformer/data/token_checks.hpp"
 
 #include <fmt/format.h>

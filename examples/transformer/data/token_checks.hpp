@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every token of a data set is compared with the vocabulary once; large files are not read again for it.
+// Compares every token of a data set with the vocabulary, once; later runs skip large files that were checked.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Token ids on their way to the device.
+// Copies token ids to the device.
 #pragma once
 
 #include <array>

@@ -101,7 +101,7 @@ class WindowOrder {
   std::int64_t strata_ = 1;   ///< runs of them
 };
 
-/// Sequences may begin at so many places of the shards. @pre every shard has more than block_size tokens
+/// The number of places in the shards at which sequences may begin. @pre every shard has more than block_size tokens
 constexpr std::int64_t count_starts(std::span<std::int64_t const> shards, std::int64_t block_size) {
   std::int64_t count = 0;
   for (auto const tokens : shards) count += tokens - block_size;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the row kernels share.
+// Parts that the row kernels share.
 #pragma once
 
 #include <cstdint>

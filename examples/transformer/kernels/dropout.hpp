@@ -127,7 +127,7 @@ void dropout(D const& device, typename D::Stream& stream, A const* in, A* out, s
   device.launch(stream, detail::blocks_for(n), detail::Dropout{}, in, out, n, mask, first);
 }
 
-/// The same for panels (panels, rows, columns) of a larger array: element (p, r, c) has the mask's index
+/// Dropout of panels (panels, rows, columns) of a larger array: element (p, r, c) has the mask's index
 /// first + p * panel_stride + r * row_stride + c, however the work is cut into panels.
 template <fsdp::Device D, class A>
 void dropout_panels(D const& device, typename D::Stream& stream, A const* in, A* out, std::int64_t panels,

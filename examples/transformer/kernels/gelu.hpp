@@ -132,7 +132,7 @@ FSDP_HD inline WithDerivative<double> gelu_new_with_derivative(double x) {
   return {gelu_new(x), logistic + logistic * rest * x * (detail::tanh_slope + 3.0 * detail::tanh_cubic * x * x)};
 }
 
-/// What the kernels are made for: a formula of GELU with its derivative, in float and double.
+/// A formula of GELU with its derivative, in float and double; kernels are instantiated for it.
 struct ExactGelu {
   template <class T>
   FSDP_HD static T value(T x) {

@@ -126,7 +126,7 @@ struct RopeBackward {
 
 namespace blocks {
 
-/// What a thread rotates: a pack of a head's lower half, with that of the upper half.
+/// The elements that a thread rotates: a pack of a head's lower half and the pack of its upper half.
 struct RopeUnit {
   std::int64_t row, head, column;  // column: of the lower half
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cosines and sines of rotary position embeddings (Su et al., arXiv:2104.09864), with HuggingFace's scalings of theirs.
+// Cosines and sines of rotary position embeddings (Su et al., arXiv:2104.09864), with HuggingFace's scalings.
 #pragma once
 
 #include <cmath>

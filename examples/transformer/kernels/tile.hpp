@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What attention asks of a warp: matrix products of 16-bit tiles, and copies into shared memory behind its back.
+// Warp operations for attention: matrix products of 16-bit tiles, and asynchronous copies into shared memory.
 #pragma once
 
 #include <cstddef>
@@ -55,7 +55,7 @@ struct Tile<fsdp::cuda::Hardware> {
                  : "memory");
 #endif
   }
-  /// The same, each matrix transposed.
+  /// Loads four 8 x 8 matrices as load_matrices does, each transposed.
   FSDP_HD static void load_matrices_transposed([[maybe_unused]] std::uint32_t (&r)[4], [[maybe_unused]] Address row) {
 #if defined(__CUDA_ARCH__)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -183,7 +183,7 @@ template <class Lanes, int Width>
 FSDP_HD Place<Lanes, Width> lane_place(SharedRows<Width> rows, int row, int lane) {
   return Place<Lanes, Width>(rows.at(row + lane % 16, lane / 16));
 }
-/// The same for load_b_transposed.
+/// Where this lane's loads of 16 rows from `row` on begin: for load_b_transposed.
 template <class Lanes, int Width>
 FSDP_HD Place<Lanes, Width> lane_place_transposed(SharedRows<Width> rows, int row, int lane) {
   return Place<Lanes, Width>(rows.at(row + lane / 16 * 8 + lane % 8, lane / 8 % 2));

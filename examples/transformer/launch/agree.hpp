@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one rank finds wrong ends all of them.
+// Shares an error of one rank with all ranks, so that all of them end.
 #pragma once
 
 #include <exception>
@@ -11,7 +11,7 @@
 
 namespace transformer {
 
-/// What a rank found wrong, thrown on every rank.
+/// An error of one rank, thrown on every rank.
 struct AgreedError : fsdp::Error {
   using Error::Error;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Answers that are kept between runs.
+// A folder of cached results.
 #include "transformer/launch/cache_folder.hpp"
 #include "transformer/launch/program.hpp"
 

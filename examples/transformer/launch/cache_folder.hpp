@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Answers that are kept between runs. None of them is needed: what cannot be read or written is as if it were not
-// there.
+// A folder of cached results. A result that cannot be read or written counts as missing.
 #pragma once
 
 #include <filesystem>

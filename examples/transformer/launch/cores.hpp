@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many threads a rank computes with on the host: its part of the cores that its machine gives to the run.
+// Chooses the threads of a rank on the host: its part of the cores that its machine gives to the run.
 #pragma once
 
 #include <filesystem>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the name of an element type to a type, and from a job to ranks that are threads.
+// Runs a job with the element type that it names, and starts ranks as threads.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The element type that a run computes in: the one that is asked for, that of the run that goes on, or the fastest.
+// Chooses the element type of a computation: the given one, that of the resumed run, or the fastest.
 #pragma once
 
 #include <functional>

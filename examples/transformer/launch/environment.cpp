@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who started this process, and what follows from it.
+// Reads from the environment how this process was started, and chooses how ranks start.
 #include "transformer/launch/environment.hpp"
 
 #include <fmt/format.h>
@@ -75,10 +75,10 @@ void expect_comm(Launch const& launch, std::string_view device, std::string_view
         starter(launch), host ? "mpi" : "nccl", starter(launch));
 }
 
-/// What lets ranks do with fewer GPUs.
+/// Advice in messages, for fewer GPUs than ranks.
 constexpr std::string_view sharing = "--share_gpu=true lets several ranks share a GPU";
 
-/// What makes processes find each other without MPI.
+/// Advice in messages, for processes without MPI.
 constexpr std::string_view variables_to_set =
     "set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT for each of them, as torchrun does";
 

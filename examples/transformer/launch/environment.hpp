@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How this process was started, and how the run's ranks come about: values and functions of values, which need neither
-// MPI nor a GPU.
+// Reads from the environment how this process was started, and chooses how ranks start. Needs neither MPI nor a GPU.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +15,7 @@ namespace transformer {
 /// Variables of an environment. One that is not there and one that is empty are the same.
 using Variables = std::map<std::string, std::string, std::less<>>;
 
-/// Those of this process that read_launch() looks at.
+/// The variables of this process that read_launch() reads.
 Variables launch_variables();
 
 /// A process's place in a run, as far as its launcher says.
@@ -29,7 +28,7 @@ struct Place {
 /// that take one process.
 bool is_first_process(Variables const& variables);
 
-/// What launchers have left in a process's environment. There may be several: mpirun inside a job step, say.
+/// Launchers that a process's environment shows. There may be several: mpirun inside a job step, say.
 struct Launch {
   std::optional<Place> mpi;    ///< of mpirun, or of srun with an MPI plugin: OMPI_COMM_WORLD_*, PMI_*, PMIX_RANK
   std::optional<Place> named;  ///< RANK and WORLD_SIZE, as torchrun sets them
@@ -43,7 +42,7 @@ struct Launch {
 /// MPI's
 Launch read_launch(Variables const& variables);
 
-/// What a program was built with that starts several processes.
+/// The libraries for several processes with which a program was built.
 struct Build {
   bool mpi = false;
   bool nccl = false;
@@ -57,9 +56,9 @@ enum class WorldKind {
   nccl_by_variables,  ///< the same; they find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
 };
 
-/// [Note: What moves data] Threads of one process, on the host or on one GPU: local. Processes on the host: mpi.
-/// Processes with GPUs: nccl. There is one for every device and launcher, which is what `auto` takes; to name it is to
-/// make sure.
+/// [Note: Choice of the communicator] Threads of one process, on the host or on one GPU: local. Processes on the host:
+/// mpi. Processes with GPUs: nccl. Each device and launcher has one, which `auto` takes.
+/// Name it to be sure.
 ///
 /// @param device  "cpu" or "cuda"
 /// @param ranks   the setting: threads that this process is to run
@@ -118,7 +117,7 @@ ChosenGpu unpack_gpu(std::string const& text);
 /// @throws fsdp::ConfigError naming the first two ranks that have one GPU, how they came to it, and what to do
 void expect_own_gpus(std::vector<ChosenGpu> const& gpus, std::vector<int> const& nodes);
 
-/// What NCCL is to take for the machine of a rank (NCCL_HOSTID), which refuses two ranks of one machine on one GPU.
+/// A value of NCCL_HOSTID for a rank that shares its GPU: NCCL refuses two ranks of one machine on one GPU.
 /// @param gpus  every rank's GPU, by a name that no other GPU has
 /// @return a name that no other rank gets; "" if the rank has its GPU for itself: then the machine is what it is
 std::string nccl_host(std::vector<std::string> const& gpus, int rank);

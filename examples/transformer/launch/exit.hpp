@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a program ends, and what it says of an error.
+// Exit codes and error messages of a program.
 #pragma once
 
 #include <fmt/format.h>

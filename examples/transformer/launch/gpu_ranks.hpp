@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs on GPUs, as seen from code that no CUDA compiler reads.
+// Starts runs on GPUs, for code that no CUDA compiler reads.
 #pragma once
 
 #include <string>
@@ -30,7 +30,8 @@ int run_gpu_threads(Job const& job);
 /// @note Collective: yes. In programs that were built with NCCL.
 int run_gpu_process(World<fsdp::host::Device>& control, std::vector<int> const& nodes, Job job);
 
-/// The same for ranks that find each other by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
+/// Runs this process as one rank over NCCL, for ranks that find each other by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR
+/// and MASTER_PORT.
 /// @return usage_error also if a variable is missing or malformed, EXIT_FAILURE if a rank does not come; both are said
 int run_gpu_process_by_variables(Job job);
 

@@ -11,7 +11,7 @@
 
 namespace transformer {
 
-/// What all ranks of a run do.
+/// The command and settings of a run, equal on all ranks.
 struct Job {
   Settings settings;
   Command command = Command::train;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a process knows of the machine that it runs on.
+// Queries on the machine of this process.
 #pragma once
 
 #include <unistd.h>

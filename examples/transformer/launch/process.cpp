@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// train, bench and sample: chooses the device and how ranks come about, and starts them; signals and cores of
-// the process.
+// Starts the ranks of train, bench and sample: chooses device and communicator; handles signals.
 #include "transformer/launch/process.hpp"
 
 #include <cblas.h>
@@ -127,9 +126,9 @@ extern "C" void on_request_to_stop(int signal, siginfo_t* info, void*) {
   if (stop_requested.exchange(true)) return stop_at_once(name);
   // mpirun kills its ranks soon, also one that waits for a peer that is lost: each says where it is.
   if (launcher_ends_run)
-    static_cast<void>(say_signal(name, "saves after this step and stops; mpirun ends the ranks soon"));
+    static_cast<void>(say_signal(name, "saving after this step, then stopping (mpirun allows about 1 s)"));
   else if (speaks_of_signals)
-    static_cast<void>(say_signal(name, "saves after this step and stops; a second signal stops at once"));
+    static_cast<void>(say_signal(name, "saving after this step, then stopping; a second signal stops at once"));
 }
 
 /// A page of a mapped file is no longer there: another program has cut it while it was read.
@@ -208,7 +207,7 @@ int threads_of(Settings const& settings, std::vector<std::vector<int>> const& co
 }
 
 #if TRANSFORMER_HAVE_MPI
-/// The same for a rank of MPI's world. @note Collective: yes.
+/// Threads of a rank of MPI's world. @note Collective: yes.
 int threads_of(Settings const& settings, fsdp::mpi::Environment const& environment) {
   auto const mine = allowed_cores();
   auto const ranks = static_cast<std::size_t>(environment.size());
@@ -317,8 +316,14 @@ std::chrono::milliseconds collective_timeout(Settings const& settings) {
   return std::max(std::chrono::milliseconds(1), std::chrono::duration_cast<std::chrono::milliseconds>(seconds));
 }
 
+void print_former_names(Settings const& settings) {
+  if (!is_first_process(launch_variables())) return;
+  for (auto const& note : notes_on_former_names(settings)) fmt::print(stderr, "{}\n", note);
+}
+
 int run_on_ranks(Settings const& settings, Command command, CommandLine line) {
   choose_blas_kernels(line);
+  print_former_names(settings);  // not before, or a program that was started again would print them twice
   Job job{settings, command, {}, {}, {}, {}};
   Launch launch;
   WorldKind kind{};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a process has of its own, and its ranks share: cores, machine, deadline, signals.
+// State of a process that its ranks share: cores, machine, deadline, signals.
 #pragma once
 
 #include <atomic>
@@ -29,11 +29,14 @@ std::chrono::milliseconds collective_timeout(Settings const& settings);
 /// The iteration that training has come to, for the message that SIGTERM leaves behind; -1 before.
 inline std::atomic<std::int64_t> current_iteration{-1};
 
+/// Prints a line on standard error for each former name of a setting that was used, on the first process alone.
+void print_former_names(Settings const& settings);
+
 /// `train`, `bench` and `sample`: chooses device, world and strategy. Not to be called inside a try block: an exception
 /// of a rank under MPI must end the run before stacks are unwound.
 int run_on_ranks(Settings const& settings, Command command, CommandLine line);
 
-/// What the program was built with, a line each: compiler, BLAS, MPI, CUDA, NCCL.
+/// Versions of the compiler, BLAS, MPI, CUDA and NCCL in this build, a line each.
 std::string version_text();
 
 }  // namespace transformer

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks that end a run on all ranks alike, so that nobody waits for a rank that has given up.
+// Checks that end a run on all ranks alike, so that no rank waits for one that has failed.
 #pragma once
 
 #include <fmt/format.h>

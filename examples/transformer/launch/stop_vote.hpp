@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank is asked to stop, by a signal: all ranks agree when.
+// Lets all ranks agree on the iteration at which a run stops after a signal to one rank.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which activations a model keeps, which it computes again, and which layers share buffers.
+// Plans activations: kept or computed again, and layers that share buffers.
 #pragma once
 
 #include <algorithm>
@@ -16,14 +16,14 @@
 
 namespace transformer {
 
-/// What a model must have room for.
+/// The sizes of a model's activations and workspace.
 struct ActivationPlan {
   std::int64_t batch = 1;      ///< B: sequences per micro-step
   std::int64_t sequence = 1;   ///< T: tokens per sequence
   bool training = true;        ///< false: only each layer's keys and values are kept (they are the decoding cache)
-  std::int64_t recompute = 0;  ///< so many first layers are checkpointed: backward computes their activations again
-  std::int64_t segment = 1;    ///< so many of them are recomputed together, from the input of the first
-  std::int64_t unused = 0;     ///< so many first layers have no backward, and keep nothing for it
+  std::int64_t recompute = 0;  ///< number of first layers that are checkpointed: backward recomputes their activations
+  std::int64_t segment = 1;    ///< layers that are recomputed together, from the input of the first
+  std::int64_t unused = 0;     ///< number of first layers without a backward, which keep nothing for it
   std::int64_t first = 0;      ///< the first segment begins with this layer, at or below `unused`; `recompute`: none is
   float dropout = 0.0f;        ///< highest probability of dropping in training
   std::int64_t lora_rank = 0;  ///< of adapters; 0: none
@@ -33,7 +33,7 @@ struct ActivationPlan {
   std::int64_t logits_elements = 32 << 20;    ///< elements of the logits that exist at a time
 
   std::int64_t rows() const { return batch * sequence; }
-  /// So many first layers share the buffers of `slots()` layers. All others have their own.
+  /// Number of first layers that share the buffers of `slots()` layers. All others have their own.
   std::int64_t sharing() const { return std::max(recompute, unused); }
   std::int64_t slots() const { return std::clamp<std::int64_t>(std::min(segment, recompute - first), 1, segment); }
   /// The layer is in a segment. Segments are `first` to `first + segment - 1`, and so on; the last one may be shorter.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the layers of a model share.
+// Context that all layers of a model share.
 #pragma once
 
 #include "transformer/attention/causal_attention.hpp"
@@ -12,9 +12,9 @@
 
 namespace transformer {
 
-/// What all layers of a model share. It must outlive them and stay in its place.
+/// Context that all layers of a model share. It must outlive them and stay in its place.
 /// @tparam Config     the model's shape
-/// @tparam Workspace  scratch of its layers; of it, `attention`, `adapters` and `head` are these rooms'
+/// @tparam Workspace  scratch of its layers; its members `attention`, `adapters` and `head` are defined in this folder
 template <class D, class T, class Config, class Workspace>
 struct LayerContext {
   D device;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a decoder is built and run.
+// Options of a decoder.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace transformer {
 
 struct DecoderOptions {
   bool training = true;                       ///< false: less memory, forward passes only
-  std::int64_t recompute = 0;                 ///< so many first layers are computed again in backward
-  std::int64_t segment = 1;                   ///< so many of them together; only the input of the first is kept
+  std::int64_t recompute = 0;                 ///< number of first layers that are computed again in backward
+  std::int64_t segment = 1;                   ///< layers computed again together; only the input of the first is kept
   std::int64_t unit_layers = 1;               ///< neighbouring layers that share a unit; 0: all, in the root
   std::uint64_t seed = 1337;                  ///< of the dropout masks
   std::int64_t panel = 256;                   ///< query rows of an attention panel

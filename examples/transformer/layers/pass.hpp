@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pass that the layers of a model are in.
+// The current pass of a model: sequences, position, dropout.
 #pragma once
 
 #include <cstdint>

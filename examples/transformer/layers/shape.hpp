@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shape of a decoder, whatever its layers compute.
+// The shape of a decoder, the same for all models.
 #pragma once
 
 #include <cstdint>

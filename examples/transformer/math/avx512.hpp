@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host's kernels for AVX-512 share.
+// Parts that the host's AVX-512 kernels share.
 //
 // The files that include this one are alone in being compiled for AVX-512, whatever the rest is compiled for. So they
 // instantiate nothing that another file might share, and neither does this one, whose functions are each file's own: a
@@ -15,7 +15,7 @@ namespace {
 
 /// Elements of fp32 in a vector.
 constexpr std::int64_t vector = 16;
-/// Of a product's results that stay in registers, see [Note: fp32 products].
+/// Rows and columns of the result tile that stays in registers: see [Note: fp32 products].
 constexpr std::int64_t tile_rows = 14, tile_columns = 32;
 
 using Vector = __m512;

@@ -41,7 +41,7 @@ struct Made {
   std::size_t scratch = 0;
 };
 
-/// What a thread multiplies with.
+/// A thread's products by oneDNN.
 class Multiplier {
  public:
   Multiplier() {

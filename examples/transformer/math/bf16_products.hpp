@@ -15,7 +15,7 @@ namespace transformer {
 /// none, if ONEDNN_MAX_CPU_ISA forbids them, or if the program was built without oneDNN.
 std::string_view bf16_units();
 
-/// Of the oneDNN that is loaded, such as "2.6.3", or "not built in".
+/// The version of the loaded oneDNN, such as "2.6.3", or "not built in".
 std::string onednn_version();
 
 /// A product of row-major matrices as Gemm has it, with alpha = 1.

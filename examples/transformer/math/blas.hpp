@@ -18,7 +18,7 @@ BlasInfo blas_info();
 /// How long a rate is measured, where nothing else is said.
 inline constexpr std::chrono::milliseconds usual_span{50};
 
-/// Highest rate of fp32 matrix products on so many threads, each with products of its own; FLOP per second, measured
+/// Highest rate of fp32 matrix products on `threads` threads, each with products of its own; FLOP per second, measured
 /// for about as long as `span` says.
 double measure_sgemm_peak(int threads, std::chrono::milliseconds span = usual_span);
 

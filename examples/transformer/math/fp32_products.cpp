@@ -33,7 +33,7 @@ std::int64_t part(std::int64_t length, std::int64_t most, std::int64_t unit) {
   return whole((length + parts - 1) / parts, unit);
 }
 
-/// What one thread packs operands into.
+/// A thread's buffers of packed operands.
 class Packed {
  public:
   explicit Packed(std::int64_t elements)

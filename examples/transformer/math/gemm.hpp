@@ -10,7 +10,8 @@ namespace transformer {
 /// Whether an operand is used as stored or transposed.
 enum class Op : unsigned char { none, transpose };
 
-/// What of a product is a lower trapezoid: element (r, c) of (rows, columns) lies in it if c - r <= columns - rows.
+/// The matrix of a product that is a lower trapezoid: element (r, c) of (rows, columns) lies in it if c - r <= columns
+/// - rows.
 enum class Lower : unsigned char {
   none,
   left,    ///< A, as stored: elements outside are 0, and may be left out of the sums

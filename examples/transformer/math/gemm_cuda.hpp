@@ -59,7 +59,7 @@ class Gemm<fsdp::cuda::Device> {
   static constexpr bool adds_bias = true;
   template <class T, class Out>
   static constexpr bool can_add_bias = std::is_same_v<T, Out> && !std::is_same_v<T, double>;
-  /// What NVIDIA recommends for Hopper; enough for every algorithm before it.
+  /// NVIDIA's recommendation for Hopper; enough for older GPUs.
   static constexpr std::size_t default_workspace_bytes = std::size_t{32} << 20;
 
   explicit Gemm(fsdp::cuda::Device const& device, std::size_t workspace_bytes = default_workspace_bytes)
@@ -110,7 +110,7 @@ class Gemm<fsdp::cuda::Device> {
     void operator()(void* memory) const noexcept { device.deallocate(memory, bytes); }
   };
 
-  /// What a plan holds for. All of one type: it is hashed byte by byte.
+  /// The key of a plan. All members have one type, because it is hashed byte by byte.
   struct Problem {
     std::int64_t m, n, k, lda, ldb, ldc, transposed_a, transposed_b;
     std::int64_t batch = 1, stride_a = 0, stride_b = 0, stride_c = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What model FLOP utilisation is relative to: the peak of the devices in the type that is computed in.
+// The peak rate of the devices, to which model FLOP utilisation (MFU) is relative.
 #pragma once
 
 #include <fmt/format.h>
@@ -31,7 +31,8 @@ namespace transformer {
 struct Peak {
   double flops = 0;
   std::string source;
-  double own = 0;  ///< what this rank adds to it
+  double own = 0;            ///< this rank's part
+  bool is_measured = false;  ///< neither given nor of a data sheet
 };
 
 /// The highest of up to five measurements, about 0.35 s in all; two within 1 % of the highest are enough.
@@ -85,8 +86,8 @@ inline double data_sheet_bf16_peak(std::string_view text) {
 
 namespace detail {
 
-/// Highest rate of products of n by n elements of T, so many at once, FLOP per second, measured for about as long as
-/// `span` says.
+/// Highest rate of products of n by n elements of T, `at_once` of them together, FLOP per second, measured for about as
+/// long as `span` says.
 template <class T, class D>
 double measure_products(D const& device, std::int64_t n, std::int64_t at_once = 1,
                         std::chrono::milliseconds span = usual_span) {
@@ -120,8 +121,7 @@ double measure_products(D const& device, std::int64_t n, std::int64_t at_once = 
   return 2.0 * static_cast<double>(at_once * n * n * n) / best;
 }
 
-/// The same of products that are large enough to fill a GPU, and small enough for a device that is none to take less
-/// than a second each.
+/// Rate of products that fill a GPU. On slower devices they are smaller, so that each takes less than a second.
 template <class T, class D>
 double measure_products(D const& device) {
   constexpr std::int64_t largest = sizeof(T) == 2 ? 8192 : 4096;
@@ -148,7 +148,7 @@ double highest_host_rate(fsdp::host::Device const& device) {
   return highest_rate([&] { return measure_host_rate<T>(device); },
                       [] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
 }
-/// What it is a rate of, in BLAS's words.
+/// The name of the measured products in messages.
 template <class T>
 constexpr std::string_view host_products = std::is_same_v<T, float> ? "sgemm" : "bf16 product";
 
@@ -158,13 +158,14 @@ namespace detail {
 template <class T, class D>
 Peak device_peak(D const& device) {
   if constexpr (std::is_same_v<D, fsdp::host::Device>) {
-    return {highest_host_rate<T>(device), fmt::format("measured {} peak", host_products<T>)};
+    return {highest_host_rate<T>(device), fmt::format("measured {} peak", host_products<T>), 0, true};
   } else {
     constexpr bool bf16 = std::is_same_v<T, fsdp::bf16>;
     if (double const listed = bf16 ? data_sheet_bf16_peak(device.description()) : 0; listed > 0)
       return {listed, fmt::format("bf16 peak by the data sheet of {}", device.description())};
     return {measure_products<T>(device),
-            fmt::format("measured rate of {} products on {}", fsdp::name(fsdp::dtype_of<T>), device.description())};
+            fmt::format("measured rate of {} products on {}", fsdp::name(fsdp::dtype_of<T>), device.description()), 0,
+            true};
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How fast a rank's products on the host are in each type, and which type that speaks for.
+// Rates of a rank's matrix products on the host in fp32 and bf16, and the type to prefer.
 #pragma once
 
 #include <algorithm>
@@ -60,7 +60,8 @@ ProductRates compare_rates(Fp32&& fp32, Bf16&& bf16) {
 /// A rank's rates between ranks, as a text.
 std::string pack(ProductRates const& rates);
 
-/// What ranks have together: the lowest rates, as a step takes as long as its slowest rank; no bf16 if one has none.
+/// The rates of all ranks together: the lowest ones, as a step takes as long as its slowest rank; no bf16 if one has
+/// none.
 /// @param texts  every rank's, packed: all ranks get the same from the same texts
 ProductRates slowest_of(std::vector<std::string> const& texts);
 

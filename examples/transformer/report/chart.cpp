@@ -41,7 +41,7 @@ Range range_of_x(Chart const& chart, Axis axis) {
   return range.empty ? Range{0, 1, false} : range;
 }
 
-/// Of what pointers read where there is such a curve: raw values that stray from it are cut off.
+/// The curve that pointers read, if there is one; raw values far from it are cut off.
 Range range_of_y(Chart const& chart) {
   Range range, all;
   for (auto const& curve : chart.curves) {

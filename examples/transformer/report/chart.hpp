@@ -19,7 +19,7 @@ struct Curve {
   Points jumps{};     ///< readings that are marked: far above those before them
 };
 
-/// What lies along x.
+/// The quantity along x.
 enum class Axis { iterations, tokens, time };
 
 /// One way to draw a chart.
@@ -57,7 +57,7 @@ std::string svg(Chart const& chart, Size size, std::string const& id, View view)
 /// The chart's content where another SVG is drawn around it.
 std::string drawing(Chart const& chart, Size size, std::string const& id, View view);
 
-/// What a pointer reads, as the JSON text that the page's script expects: of each curve its name and its points
+/// Values under a pointer, as JSON text for the page's script: for each curve its name and its points
 /// [iteration, text of y, tokens, seconds].
 std::string readings(Chart const& chart);
 

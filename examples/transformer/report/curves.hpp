@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which curves of runs are drawn, and a run's figures.
+// Selects the curves of runs to draw, and computes a run's figures.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Texts of strangers on a page and on a terminal: folders' names, settings, units' names. None of them becomes markup
-// or a script, or controls the terminal.
+// Escapes foreign texts (names of folders, settings, units), so that none becomes markup or a script, or controls the
+// terminal.
 #pragma once
 
 #include <cstddef>

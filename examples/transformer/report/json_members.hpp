@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Members of JSON objects from files that anybody may have written.
+// Members of JSON objects from untrusted files.
 #pragma once
 
 #include <limits>

@@ -22,7 +22,7 @@ struct Jump {
 /// Watches one series of readings. A reading jumps if both hold:
 ///  - it is more than `factor` times the median of the readings before it (the last 100; at least 20 are needed);
 ///  - it is more than 10 median absolute deviations above that median, so that a noisy series stays quiet.
-/// Of several such readings in a row, only the first is a jump.
+/// Only the first of several such readings in a row is a jump.
 class JumpWatch {
  public:
   static constexpr std::size_t window = 100, least = 20;

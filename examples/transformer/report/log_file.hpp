@@ -10,8 +10,8 @@ namespace transformer {
 
 inline constexpr std::string_view log_file_name = "log.jsonl";
 
-/// Appends lines to a file. Whoever is killed while writing leaves half a line at most, and the next line begins on its
-/// own; training outlives a disk that is full.
+/// Appends lines to a file. A process that is killed while it writes leaves half a line at most, and the next line
+/// begins on its own; training outlives a disk that is full.
 class LogFile {
  public:
   LogFile() = default;  ///< writes nothing: every rank but the first

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// OUT/log.jsonl: what a run was and how it went, a JSON object per line. `report` draws it.
+// Lines of OUT/log.jsonl, one JSON object each: settings, losses and events of a run. `report` draws them.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ RankMemory rank_memory(fsdp::MemoryAccount const& account);
 /// Between ranks, as a text.
 std::string pack(RankMemory const& memory);
 
-/// What is known when a run starts.
+/// The first line of a start: settings, model, ranks and plan.
 struct RunHeader {
   std::int64_t iteration = 0;  ///< the first
   bool resumed = false;

@@ -140,7 +140,7 @@ struct Reading {
   }
 
  private:
-  /// What this start and those before it have trained on before an iteration. NaN: not said.
+  /// Tokens that this start and earlier ones trained on before an iteration. NaN: unknown.
   double tokens_before(std::int64_t iteration) const {
     return iteration == first ? tokens : tokens + static_cast<double>(iteration - first) * each;
   }

@@ -22,7 +22,7 @@ struct Row {
   bool plan;
 };
 
-/// Of the first tags; 0 where a log says what no machine has.
+/// Bytes of the first tags; 0 if a log has impossible values.
 std::int64_t sum_of(BytesByTag const& bytes, std::size_t tags) {
   double sum = 0;
   for (std::size_t tag = 0; tag < tags; ++tag) sum += static_cast<double>(bytes[tag]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of ranks as bars, by what it is for, below the bar of the plan.
+// Memory of ranks as bars, divided by purpose, below the bar of the plan.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run reports.
+// Metrics of a run.
 #include "transformer/report/metrics.hpp"
 
 #include <fmt/format.h>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run reports: speed, utilisation, memory, and the lines that say so.
+// Metrics of a run (speed, utilisation, memory), and the lines that print them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -15,7 +16,7 @@ std::string with_commas(std::int64_t value);
 /// A loss or a norm with four decimals, "inf" or "nan".
 std::string loss_text(double loss);
 
-/// Model FLOP utilisation, smoothed.
+/// Model FLOP utilisation, smoothed. It is at most 1: a rate above the peak becomes the peak.
 class MfuMeter {
  public:
   /// @param flop_per_iteration,peak  FLOP, and FLOP per second, of all ranks together
@@ -25,13 +26,19 @@ class MfuMeter {
   void add(std::int64_t local_iteration, double seconds) {
     if (local_iteration < 5) return;
     double const now = flop_ / seconds;
+    set_peak(now);
     running_ = running_ < 0 ? now : 0.9 * running_ + 0.1 * now;
   }
-  double of(double seconds) const { return flop_ / seconds / peak_; }
-  /// As a fraction; -1 until it is known.
+  /// The utilisation of an iteration.
+  double of(double seconds) {
+    set_peak(flop_ / seconds);
+    return flop_ / seconds / peak_;
+  }
+  /// Smoothed utilisation as a fraction; -1 until it is known.
   double value() const { return running_ < 0 ? -1.0 : running_ / peak_; }
-  /// What is smoothed stays: it is relative to another peak from now on.
-  void set_peak(double peak) { peak_ = peak; }
+  double peak() const { return peak_; }
+  /// Later values are relative to this peak if it is the higher one.
+  void set_peak(double peak) { peak_ = std::max(peak_, peak); }
 
  private:
   double flop_, peak_;

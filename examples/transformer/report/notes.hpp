@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a page says of a run in words: losses that are none, jumps, and what the model wrote during training.
+// Notes of a page: losses that are not finite, jumps, and samples that the model wrote during training.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where pages and pictures go.
+// Output files of pages and pictures.
 #pragma once
 
 #include <filesystem>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The picture for a README. It brings its ground along, for it does not know whose page it lies on.
+// The picture for a README. It has its own background, because the page around it may be light or dark.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -33,7 +33,7 @@ std::string titles(std::vector<Run const*> const& runs) {
   return shortened(text, 160);
 }
 
-/// What stands above a chart while no pointer reads it.
+/// The text above a chart while no pointer is on it.
 /// @param brief  for a narrow chart
 std::string caption(Chart const& chart, Axis axis, bool brief) {
   bool const smooth = std::any_of(chart.curves.begin(), chart.curves.end(),
@@ -47,7 +47,7 @@ std::string caption(Chart const& chart, Axis axis, bool brief) {
 constexpr std::string_view names_of_axes[] = {"iterations", "tokens", "time"};
 constexpr Axis all_axes[] = {Axis::iterations, Axis::tokens, Axis::time};
 
-/// What the page's reader can choose: along which axes, and whether scales of losses may be logarithmic.
+/// Choices of the page's reader: axes, and logarithmic scales of losses.
 struct Choices {
   std::vector<Axis> axes;
   bool scales = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page: one file with everything in it, that asks no network for anything.
+// The page of a report: one file that loads nothing from a network.
 #pragma once
 
 #include <optional>

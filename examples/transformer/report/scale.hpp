@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers to pixels: scales, ticks and their texts; fewer points for what has more than a screen can show.
+// Scales, ticks and their texts; thins out curves with more points than a screen can show.
 #pragma once
 
 #include <cstddef>

@@ -54,7 +54,7 @@ bool was_given(Run const& run, std::string const& name) {
   return std::find(given.begin(), given.end(), name) != given.end();
 }
 
-/// Of the given settings, or of the others.
+/// A table of the given settings, or of the others.
 std::string setting_rows(Run const& run, bool given) {
   std::string rows;
   for (auto const& [name, value] : run.header.settings)

@@ -10,7 +10,7 @@
 
 namespace transformer::report {
 
-/// What the run is, in one line: model, ranks, iterations, date.
+/// A run in one line: model, ranks, iterations, date.
 std::string run_line(Run const& run);
 
 /// The share of the traced steps' time in which ranks communicate and do not compute, a mean over the ranks; nullopt

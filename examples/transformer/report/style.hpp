@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What pages and pictures look like, and the one script of a page.
+// The style of pages and pictures, and the script of a page.
 #pragma once
 
 #include <string_view>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements of an SVG, as text. What they look like stands in style.hpp, by class.
+// Elements of an SVG, as text. Their classes are styled in style.hpp.
 #pragma once
 
 #include <fmt/format.h>

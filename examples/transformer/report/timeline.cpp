@@ -25,7 +25,7 @@ constexpr double first_lane = 68, lane = 18, lane_pitch = 21, rank_gap = 10, ran
 
 double milliseconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-6; }
 
-/// What of the joined intervals `from` lies outside of the joined intervals `taken`.
+/// The parts of the joined intervals `from` that lie outside the joined intervals `taken`.
 std::vector<Interval> outside(std::vector<Interval> const& from, std::vector<Interval> const& taken) {
   std::vector<Interval> rest;
   std::size_t at = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step of every rank on its streams: what is computed, what is moved meanwhile, and what of it nothing hides.
+// A timeline of a step for every rank: compute, hidden and exposed communication.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ inline constexpr std::size_t most_ranks_drawn = 8;
 /// @param width  pixels; the height follows from the ranks, of which most_ranks_drawn are drawn at most
 std::string timeline_svg(TracedStep const& step, double width);
 
-/// The same, to be drawn into another SVG.
+/// A timeline as a part of another SVG.
 struct Drawn {
   std::string content;
   double height = 0;

@@ -28,7 +28,7 @@ class Events {
  public:
   explicit Events(TraceLimits limits) : limits_(limits) {}
 
-  /// What the writer says of the file as a whole stands before the events.
+  /// Reads the header, which stands before the events.
   void take_header(Json const& object) { trace_.run_id = text(object, "run"); }
   void take(Json const& event) {
     if (text(event, "ph") != "X") return;

@@ -16,17 +16,30 @@ namespace transformer {
 void print_bench(BenchResult const& result, Job const& job, JsonLog& log) {
   auto const& s = job.settings;
   auto const& [seconds, exposed, loss] = result.steps;
-  auto const& peak = result.peak;
   int const ranks = result.ranks;
   auto const tokens = static_cast<double>(s.tokens_per_step());
   double const flop = tokens * result.flop_per_token;
-  double const mfu = flop / seconds / peak.flops;
+  double const reached = flop / seconds;
+  auto peak = result.peak;
+  if (result.first_peak > 0 && s.verbose)
+    fmt::print("note: the {} is {:.2f} GFLOP/s per rank after the steps, and was {:.2f} before\n", peak.source,
+               peak.flops / ranks / 1e9, result.first_peak / ranks / 1e9);
+  if (reached > peak.flops) {
+    if (s.verbose || !peak.is_measured)
+      fmt::print(
+          "note: the steps reached more than the {} of {:.2f} GFLOP/s per rank; MFU is relative to the reached "
+          "rate\n",
+          peak.source, peak.flops / ranks / 1e9);
+    peak = {reached, "reached", 0, true};
+  }
+  double const mfu = reached / peak.flops;
   fmt::print("time per iteration: {:.4f}ms, MFU: {:.2f}%\n", seconds * 1e3, mfu * 100);
   fmt::print("tokens/s: {}\n", with_commas(std::llround(tokens / seconds)));
   fmt::print("{:.2f} of {:.2f} GFLOP/s per rank ({}): {:.2f}%\n", flop / seconds / ranks / 1e9,
              peak.flops / ranks / 1e9, peak.source, mfu * 100);
   if (result.counts_waits)
-    fmt::print("exposed communication: {:.4f}ms an iteration, {:.2f}%\n", exposed * 1e3, exposed / seconds * 100);
+    fmt::print("exposed communication: {:.4f}ms an iteration in which compute waits for it, {:.2f}% of the time\n",
+               exposed * 1e3, exposed / seconds * 100);
   fmt::print("memory of rank 0 as counted by fsdp, in bytes:\n");
   std::string by_tag;
   std::int64_t total = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `bench`: time of a training step, utilisation, memory, and what of communication is not hidden.
+// The subcommand `bench` measures a training step: time, utilisation, memory and exposed communication.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct TimedSteps {
   double exposed = 0;  ///< seconds of a step in which compute waited for communication
   double loss = 0;     ///< of the last step
 };
-/// Makes burn_in steps, then `timed` steps, which it times. @note Collective: yes.
+/// Takes burn_in warm-up steps, then measures `timed` steps. @note Collective: yes.
 template <class T>
 TimedSteps time_steps(T& trainer, Settings const& s) {
   using Clock = std::chrono::steady_clock;
@@ -53,17 +53,18 @@ std::int64_t largest_pss_bytes(C& world) {
   return largest;
 }
 
-/// What `bench` has measured.
+/// Measurements of `bench`.
 struct BenchResult {
   int ranks = 1;
   std::string_view strategy;
   TimedSteps steps;
   bool counts_waits = false;  ///< steps.exposed is known
   double flop_per_token = 0;
-  Peak peak;          ///< of all ranks together
-  RankMemory memory;  ///< of rank 0
+  Peak peak;              ///< of all ranks together
+  double first_peak = 0;  ///< FLOP per second, measured before the steps; 0: `peak` is no higher
+  RankMemory memory;      ///< of rank 0
   std::int64_t largest_pss = 0;
-  /// Everything is allocated by the end of the first step: what is in use at the end is the peak.
+  /// Memory in use at the end of the steps. It is the peak, because the first step allocates everything.
   struct DeviceMemory {
     std::int64_t used = 0, total = 0;  ///< bytes, of all processes
   };
@@ -80,14 +81,16 @@ void bench(T& trainer, Job const& job, Peak peak, int ranks, JsonLog& log) {
   auto const& s = job.settings;
   auto& engine = trainer.engine();
   BenchResult result;
+  double const first_peak = peak.flops;
   result.ranks = ranks;
   result.strategy = engine.strategy().name;
   result.steps = time_steps(trainer, s);
   result.counts_waits = T::counts_waits;
   result.largest_pss = largest_pss_bytes(engine.world());
   if constexpr (measures_peak_again<std::remove_reference_t<decltype(engine.world())>>)
-    raise(peak, engine.world(),
-          s.peak_tflops > 0 ? 0 : highest_host_rate<typename T::Element>(engine.world().device()));
+    if (raise(peak, engine.world(),
+              s.peak_tflops > 0 ? 0 : highest_host_rate<typename T::Element>(engine.world().device())))
+      result.first_peak = first_peak;
   if (engine.rank() != 0) return;
   result.peak = std::move(peak);
   result.flop_per_token = T::Program::flop_per_token(trainer.config(), s);

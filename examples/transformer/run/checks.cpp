@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which settings go together.
+// Checks settings that depend on each other.
 #include "transformer/run/choices.hpp"
 
 #include <string>
@@ -36,6 +36,18 @@ void check_strategy(Settings const& s, std::int64_t ranks) {
 }
 
 }  // namespace
+
+void expect_tuning(Settings const& s) {
+  if (s.lora_rank > 0 && s.freeze_layers != 0)
+    fsdp::fail<fsdp::ConfigError>(
+        "settings 'lora_rank' and 'freeze_layers': adapters freeze everything else; use either, not both: got {}{} and "
+        "{}{}",
+        s.lora_rank, whose(s, "lora_rank"), s.freeze_layers, whose(s, "freeze_layers"));
+  if (s.freeze_layers > s.n_layer || s.freeze_layers < -s.n_layer)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'freeze_layers': expected a number from -{} to {}, the model's layers, got {}{}", s.n_layer, s.n_layer,
+        s.freeze_layers, whose(s, "freeze_layers"));
+}
 
 void check_together(Settings const& s, Command command, std::int64_t ranks) {
   if (command == Command::prepare) {
@@ -137,13 +149,7 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
   if (s.was_given("min_params") && s.wrap != "size")
     fsdp::fail<fsdp::ConfigError>("setting 'min_params': only --wrap=size uses min_params, got {} with --wrap={}",
                                   s.min_params, s.wrap);
-  if (s.lora_rank > 0 && s.train_layers > 0)
-    fsdp::fail<fsdp::ConfigError>(
-        "settings 'lora_rank' and 'train_layers': expected at most one of the two, got {}{} and {}{}", s.lora_rank,
-        whose(s, "lora_rank"), s.train_layers, whose(s, "train_layers"));
-  if (s.train_layers > s.n_layer)
-    fsdp::fail<fsdp::ConfigError>("setting 'train_layers': expected at most n_layer = {}, got {}", s.n_layer,
-                                  s.train_layers);
+  expect_tuning(s);
   if (s.was_given("lora_alpha") && s.lora_rank == 0)
     fsdp::fail<fsdp::ConfigError>("setting 'lora_alpha': only adapters use it; expected --{} too",
                                   name_of(&Settings::lora_rank));

@@ -58,8 +58,10 @@ Tuning tuning_of(Settings const& settings) {
   tuning.lora_rank = settings.lora_rank;
   if (tuning.adapts())
     tuning.lora_scale = static_cast<float>(settings.lora_alpha / static_cast<double>(tuning.lora_rank));
-  tuning.last_layers = settings.train_layers;
-  tuning.frozen_layers = settings.freeze_layers;
+  if (settings.freeze_layers < 0)
+    tuning.last_layers = -settings.freeze_layers;
+  else
+    tuning.frozen_layers = settings.freeze_layers;
   if (settings.lora_targets != "all") tuning.lora_targets = words_of(settings.lora_targets);
   return tuning;
 }
@@ -147,8 +149,8 @@ std::vector<std::string> notes_on(Settings const& settings, std::int64_t ranks, 
   auto const note = [&](std::string_view name, std::string_view why) {
     if (settings.was_given(name)) notes.push_back(fmt::format("note: '{}' of nanoGPT has no effect: {}", name, why));
   };
-  note("compile", "there is nothing to compile here");
-  note("backend", "device and launcher decide what moves data (see --comm)");
+  note("compile", "nanogpt compiles nothing at run time");
+  note("backend", "device and launcher decide how ranks communicate (see --comm)");
   if (settings.was_given("bucket_mb") && settings.strategy != "no_shard")
     notes.push_back(
         fmt::format("note: 'bucket_mb' has no effect: only no_shard has buckets, and {} reduces each unit by itself",
@@ -158,14 +160,14 @@ std::vector<std::string> notes_on(Settings const& settings, std::int64_t ranks, 
   if (auto const steps = settings.gradient_accumulation_steps, in_last = steps % ranks; in_last != 0)
     notes.push_back(
         fmt::format("note: gradient_accumulation_steps {} is not a multiple of the {} ranks: each rank makes {} "
-                    "micro-step{}, and in the last one {} of the ranks {} no sequences",
+                    "micro-step{}, and in the last one {} of the ranks {} no sequences: a step takes as long as one of "
+                    "{} micro-steps",
                     steps, ranks, steps / ranks + 1, steps < ranks ? "" : "s", ranks - in_last,
-                    ranks - in_last == 1 ? "has" : "have"));
+                    ranks - in_last == 1 ? "has" : "have", (steps / ranks + 1) * ranks));
   if (auto const segment = settings.recompute_segment; segment > 1 && segment == checkpointed_layers(settings))
     notes.push_back(
-        fmt::format("note: the last segment is not computed again, and one segment of all {} layers of '{}' is the "
-                    "last: nothing is "
-                    "computed again",
+        fmt::format("note: recompute_segment {} puts all layers of '{}' into one segment, and the last segment is not "
+                    "computed again: nothing is computed again",
                     segment, name_of(&Settings::activation_checkpointing)));
   if (settings.share_gpu && !shares_gpus)
     notes.emplace_back("note: 'share_gpu' has no effect: no machine has more processes than GPUs");

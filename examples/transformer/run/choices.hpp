@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What settings mean together: layers that are computed again, units, sharding, and what trains.
+// Values derived from several settings: recomputed layers, units, sharding, trained tensors.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ std::int64_t checkpointed_layers(Settings const& settings);
 /// @param has_masters  parameters are narrower than fp32
 /// @throws fsdp::ConfigError if `offload` names something else, or masters that there are not
 fsdp::Offloaded offloaded(Settings const& settings, bool has_masters);
-/// recompute_segment: so many of those are computed again together, from the input of the first.
+/// recompute_segment: number of those layers that are computed again together, from the input of the first.
 /// @param unit_layers  see layers_in_unit
 /// @throws fsdp::ConfigError if there are no such layers, or fewer, or if segments would cut units
 std::int64_t segment_layers(Settings const& settings, std::int64_t unit_layers);
@@ -34,12 +34,12 @@ inline LearningRate learning_rate(Settings const& settings) {
           .decays = settings.decay_lr,
           .linear = settings.lr_schedule == "linear"};
 }
-/// lora_rank, lora_alpha, lora_targets, train_layers and freeze_layers: what trains.
+/// The tensors that train, by lora_rank, lora_alpha, lora_targets and freeze_layers.
 Tuning tuning_of(Settings const& settings);
-/// reshard_after_forward: what becomes of a unit when its forward has ended.
+/// reshard_after_forward: the state of a unit after its forward.
 struct Resharding {
   bool drops = true;       ///< false: it stays until after backward
-  std::int64_t ranks = 0;  ///< above 0: it stays sharded over so many ranks
+  std::int64_t ranks = 0;  ///< above 0: it stays sharded over this many ranks
 };
 /// @throws fsdp::ConfigError if the setting says nothing, or does not go with the strategy
 Resharding resharding(Settings const& settings);
@@ -50,12 +50,15 @@ std::int64_t layers_in_unit(Settings const& settings, std::int64_t layer_paramet
 inline std::string_view summed_in(Settings const& settings) {
   return settings.reduce_dtype.empty() ? "float32" : std::string_view(settings.reduce_dtype);
 }
-/// What of the settings that were given nothing will be done with, or not what their names say, as lines to be printed.
+/// Lines on given settings that have no effect, or another one than their names suggest.
 /// @param ranks        in the world
 /// @param shares_gpus  there are fewer GPUs than processes
 std::vector<std::string> notes_on(Settings const& settings, std::int64_t ranks, bool shares_gpus);
 
-/// Checks what needs more than one setting at a time.
+/// @throws fsdp::ConfigError if lora_rank and freeze_layers do not go together, or the model has fewer layers
+void expect_tuning(Settings const& settings);
+
+/// Checks settings that depend on each other.
 /// @param ranks  ranks in the world
 /// @throws fsdp::ConfigError naming the settings
 void check_together(Settings const& settings, Command command, std::int64_t ranks);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -15,6 +16,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "fsdp/error.hpp"
@@ -24,6 +26,7 @@
 #include "transformer/run/choices.hpp"
 #include "transformer/run/commands.hpp"
 #include "transformer/run/help.hpp"
+#include "transformer/run/read_number.hpp"
 #include "transformer/run/table.hpp"
 
 namespace transformer {
@@ -65,13 +68,52 @@ void add(CLI::App& app, Subcommand& sub, CommandText const& text) {
   }
 }
 
+/// Arguments with the current names of settings, for CLI11.
+struct CurrentArguments {
+  std::vector<std::string> arguments;     ///< without the program
+  std::vector<std::string> former_names;  ///< that were used
+};
+
+/// Whether the argument after --name is its value. @pre `--name` alone means `--name=true`
+bool is_value_of_flag(Setting const& setting, std::string_view text) {
+  if (text == "true" || text == "True" || text == "false" || text == "False") return true;
+  std::int64_t number{};
+  return std::holds_alternative<std::string Settings::*>(setting.member) &&
+         (text == "both" || read_number(text, number));
+}
+
+CurrentArguments current_arguments(int argc, char** argv) {
+  CurrentArguments result;
+  for (int index = 1; index < argc; ++index) {
+    std::string_view const argument = argv[index];
+    auto const equals = argument.find('=');
+    auto const found = argument.starts_with("--") ? find_named(argument.substr(2, equals - 2)) : NamedSetting{};
+    if (found.setting == nullptr) {
+      result.arguments.emplace_back(argument);
+      continue;
+    }
+    auto text = fmt::format("--{}", found.setting->name);
+    if (found.by_former_name) result.former_names.emplace_back(argument.substr(2, equals - 2));
+    if (equals != std::string_view::npos)
+      text += "=" + found.current(argument.substr(equals + 1));
+    else if (index + 1 < argc && (found.setting->may_stand_alone ? is_value_of_flag(*found.setting, argv[index + 1])
+                                                                 : found.by_former_name))
+      text += "=" + found.current(argv[++index]);
+    else if (index + 1 == argc && !found.setting->may_stand_alone)
+      fsdp::fail<fsdp::ConfigError>("setting '{}': expected {}, got nothing", argument.substr(2),
+                                    found.setting->expected());
+    result.arguments.push_back(std::move(text));
+  }
+  return result;
+}
+
 /// CLI11 would take the next argument for the value of "--name=".
 void reject_empty_values(int argc, char** argv) {
   for (int index = 1; index < argc; ++index) {
     std::string_view const argument = argv[index];
     if (!argument.starts_with("--") || argument.find('=') != argument.size() - 1) continue;
     auto const name = argument.substr(2, argument.size() - 3);
-    auto const* setting = find_setting(name);
+    auto const* const setting = find_named(name).setting;
     if (setting == nullptr) fsdp::fail<fsdp::ConfigError>("there is no setting '{}'", name);
     fsdp::fail<fsdp::ConfigError>("setting '{}': expected {}, got nothing", name, setting->expected());
   }
@@ -120,10 +162,16 @@ std::optional<Settings> parse(int argc, char** argv, Command& command, int& code
   reject_empty_values(argc, argv);
   bool const known =
       std::any_of(subs.begin(), subs.end(), [&](Subcommand const& sub) { return sub.app->get_name() == argv[1]; });
-  if (argv[1][0] != '-' && !known)
-    fsdp::fail<fsdp::ConfigError>("expected a subcommand ({}), got '{}'", fsdp::listed(names), argv[1]);
+  std::string_view const first = argv[1];
+  if (!first.starts_with('-') && !known)
+    fsdp::fail<fsdp::ConfigError>("expected a subcommand ({}), got '{}'", fsdp::listed(names), first);
+  if (first.starts_with('-') && first != "-h" && first != "--help" && first != "--version")
+    fsdp::fail<fsdp::ConfigError>("unknown option '{}' (see {} --help); settings come after a subcommand ({})", first,
+                                  program_name, fsdp::listed(names));
+  auto current = current_arguments(argc, argv);
+  std::reverse(current.arguments.begin(), current.arguments.end());  // CLI11 takes the last one first
   try {
-    app.parse(argc, argv);
+    app.parse(std::move(current.arguments));
   } catch (CLI::ParseError const& error) {
     if (error.get_exit_code() != 0) fsdp::fail<fsdp::ConfigError>("{}", error.what());
     code = app.exit(error);
@@ -131,10 +179,12 @@ std::optional<Settings> parse(int argc, char** argv, Command& command, int& code
   }
   auto const& chosen = *std::find_if(subs.begin(), subs.end(), [](Subcommand const& sub) { return sub.app->parsed(); });
   command = chosen.command;
-  return read_settings(chosen);
+  auto settings = read_settings(chosen);
+  for (auto const& name : current.former_names) note_former_name(settings, name);
+  return settings;
 }
 
-/// What of standard output has not been written is an error: results would be missing.
+/// Ends with an error if standard output could not be written: results would be missing.
 int with_output(int code) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
   report_error("standard output cannot be written");
@@ -154,7 +204,9 @@ int run_command_line(int argc, char** argv, OwnCommands const& own) {
   });
   if (!settings) return with_output(code);
   auto const alone = [&](int (*run)(Settings const&)) {
-    return is_first_process(launch_variables()) ? with_output(guarded([&] { return run(*settings); })) : EXIT_SUCCESS;
+    if (!is_first_process(launch_variables())) return EXIT_SUCCESS;
+    print_former_names(*settings);
+    return with_output(guarded([&] { return run(*settings); }));
   };
   switch (command) {
     case Command::prepare: return alone(run_prepare);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `prepare`: texts become token files and a vocabulary.
+// The subcommand `prepare` tokenizes texts into token files, with their vocabulary.
 #include "transformer/data/prepare.hpp"
 
 #include <fmt/format.h>

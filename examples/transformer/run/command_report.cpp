@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `report`: a page of one run or several, from the logs that `train` leaves.
+// The subcommand `report` writes a page about one run or several, from their logs.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <signal.h>

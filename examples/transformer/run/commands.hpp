@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The subcommands that need no model.
+// Subcommands that need no model: prepare and report.
 #pragma once
 
 #include "transformer/run/settings.hpp"

@@ -26,9 +26,10 @@ void add_run(SettingsTable& t) {
           "iterations between snapshots in the memory of the nodes, from which a run resumes if ranks or a node are "
           "lost; 0: none",
           0);
-  t.optional_text("snapshot_folder", &S::snapshot_folder, in::train,
-                  "folder for snapshots in each node's memory, such as /dev/shm/NAME; only its owner may enter it. A "
-                  "run that is resumed needs it again");
+  t.optional_text(
+      "snapshot_folder", &S::snapshot_folder, in::train,
+      "folder for snapshots in each node's memory, such as /dev/shm/NAME; only its owner may enter it. Give it "
+      "again to resume the run");
 }
 
 void add_start(SettingsTable& t) {
@@ -36,10 +37,10 @@ void add_start(SettingsTable& t) {
       "checkpoint", &S::checkpoint, in::train | in::sample | in::exporting,
       "a checkpoint: best, latest, or its folder. train: continue from it (with init_from=resume; default: latest); "
       "sample, export: use its weights instead of out_dir's model.safetensors");
-  t.flag(
-      "overwrite", &S::overwrite, in::train | in::exporting,
-      "train: start a new run in an out_dir that holds one already: its first whole checkpoint replaces the old run; "
-      "export: replace the model in the folder --to");
+  t.flag("overwrite", &S::overwrite, in::train | in::exporting,
+         "train: start a new run in an out_dir that holds one already; the old run is kept until the new run's first "
+         "checkpoint is complete. "
+         "export: replace the model in the folder --to");
   t.rows.back().may_stand_alone = true;
 }
 
@@ -66,7 +67,7 @@ void add_batches(SettingsTable& t) {
   t.fraction("val_fraction", &S::val_fraction, in::prepare,
              "fraction of a text's characters, or of the documents, that goes to val.bin. 0: no val.bin is written");
   t.choice("sampling", &S::sampling, in::train | in::bench | in::of_run,
-           "how sequences are drawn: epoch uses each block of the text once per epoch; random draws as nanoGPT does",
+           "order of sequences: epoch uses each block of the text once per epoch; random draws as nanoGPT does",
            {"epoch", "random"});
   t.count("gradient_accumulation_steps", &S::gradient_accumulation_steps, in::training | in::of_run,
           "micro-steps of an iteration, in total over all ranks", 1, 1'000'000);
@@ -90,7 +91,7 @@ void add_optimizer(SettingsTable& t) {
           "gradient norm was not finite",
           1, 1'000'000'000);
   t.flag("decay_lr", &S::decay_lr, in::train | in::of_run,
-         "decay the learning rate by a cosine schedule after warm-up; false: keep it constant");
+         "decay the learning rate by a cosine schedule after warm-up; false: constant");
   t.count("warmup_iters", &S::warmup_iters, in::train | in::of_run, "iterations of linear warm-up", 0);
   t.count("lr_decay_iters", &S::lr_decay_iters, in::train | in::of_run,
           "iteration at which the learning rate reaches min_lr");
@@ -99,8 +100,8 @@ void add_optimizer(SettingsTable& t) {
 
 void add_ranks(SettingsTable& t) {
   t.heading = "Ranks and devices";
-  t.choice("device", &S::device, in::computing | in::plan, "where to compute (default: cuda if there is one, else cpu)",
-           {"cpu", "cuda"});
+  t.choice("device", &S::device, in::computing | in::plan,
+           "device of the computation (default: cuda if there is a GPU, else cpu)", {"cpu", "cuda"});
   t.choice("dtype", &S::dtype, in::computing | in::exporting | in::plan,
            "element type of the computation. Default: the type of the resumed run, else bfloat16 on cuda and float32 "
            "on cpu. Processors without bf16 instructions compute in float32. fastest: bfloat16 on cuda; on cpu the "
@@ -125,14 +126,17 @@ void add_ranks(SettingsTable& t) {
   t.flag("share_gpu", &S::share_gpu, in::computing, "allow several processes per GPU; slow, for trials");
   t.positive("collective_timeout", &S::collective_timeout, in::computing,
              "seconds that a rank waits for other ranks (default: FSDP_TIMEOUT if it is set)");
-  t.non_negative("peak_tflops", &S::peak_tflops, in::train | in::bench,
-                 "TFLOP/s of one GPU, or of one rank on the host, to which mfu is relative; 0: by the data sheet, or "
-                 "measured at the start (default: FSDP_PEAK_TFLOPS if it is set)");
+  t.non_negative(
+      "peak_tflops", &S::peak_tflops, in::train | in::bench,
+      "peak to which mfu is relative: TFLOP/s of one GPU, or of one rank on the host; 0: from the data sheet, or "
+      "measured at the start (default: FSDP_PEAK_TFLOPS if it is set). A higher rate that is reached replaces "
+      "it");
 }
 
 void add_sharding(SettingsTable& t) {
   t.heading = "Sharding";
-  t.choice("strategy", &S::strategy, in::computing | in::plan | in::of_run, "what is sharded",
+  t.choice("strategy", &S::strategy, in::computing | in::plan | in::of_run,
+           "parts of the training state to shard; see docs/strategies.md",
            {"full_shard", "shard_grad_op", "hybrid_shard", "no_shard", "ddp"});
   t.count("shard_group", &S::shard_group, in::computing | in::plan | in::of_run,
           "ranks per shard group of hybrid_shard (default on several machines: the ranks of one machine)");
@@ -142,7 +146,7 @@ void add_sharding(SettingsTable& t) {
                   "number keeps them sharded over this many ranks (default: as the strategy says)");
   t.rows.back().part_of = "strategy";
   t.choice("wrap", &S::wrap, in::training | in::of_run,
-           "which parameters form a unit, which is gathered as a whole: block (a transformer block), size "
+           "parameters of a unit, which is gathered as a whole: block (a transformer block), size "
            "(neighbouring blocks with at least min_params), or model (everything)",
            {"block", "size", "model"});
   t.count("min_params", &S::min_params, in::training | in::of_run, "wrap=size: minimum number of parameters per unit",
@@ -151,7 +155,10 @@ void add_sharding(SettingsTable& t) {
           "number of units that are gathered ahead of their computation", 0, 1000);
   t.positive("bucket_mb", &S::bucket_mb, in::training | in::of_run, "size of no_shard's gradient buckets in MiB");
   t.text("activation_checkpointing", &S::activation_checkpointing, in::training | in::of_run,
-         "compute activations again in backward instead of keeping them: false, true, or a number of layers");
+         "compute activations again in backward instead of keeping them: false, true, or a number of layers. bench and "
+         "plan also take both: a line for false and one for true");
+  t.rows.back().may_stand_alone = true;
+  t.rows.back().former_name = "gradient_checkpointing";
   t.count("recompute_segment", &S::recompute_segment, in::training | in::of_run,
           "activation_checkpointing: number of consecutive layers that are computed again together, from the input of "
           "the first",
@@ -160,10 +167,25 @@ void add_sharding(SettingsTable& t) {
   t.choice("reduce_dtype", &S::reduce_dtype, in::training | in::of_run,
            "element type in which ranks sum gradients (default: float32 for every dtype)", {"float32", "bfloat16"});
   t.text("offload", &S::offload, in::training | in::of_run,
-         "what lies in host memory instead of the device's: none, or some of moments, masters (with "
+         "state kept in host memory; the device holds that of two units: none, or some of moments, masters (with "
          "dtype=bfloat16) and gradients, separated by commas");
   t.flag("cpu_offload", &S::cpu_offload, in::training | in::of_run, "offload=moments, and masters with dtype=bfloat16");
   t.rows.back().listed = false;
+}
+
+void add_tuning(SettingsTable& t) {
+  t.heading = tuning_heading;
+  t.count("lora_rank", &S::lora_rank, in::training | in::of_run,
+          "rank of adapters (LoRA) for linear layers of all blocks; everything else is frozen; 0: no adapters", 0,
+          65536);
+  t.rows.back().former_name = "lora_r";
+  t.positive("lora_alpha", &S::lora_alpha, in::training | in::of_run,
+             "an adapter's product is multiplied by lora_alpha / lora_rank");
+  t.count("freeze_layers", &S::freeze_layers, in::training | in::of_run,
+          "freeze the embeddings and this many lowest layers; -N: all layers but the last N; 0: train everything",
+          -10'000, 10'000);
+  t.rows.back().former_name = "train_layers";
+  t.rows.back().former_is_negative = true;
 }
 
 void add_logs(SettingsTable& t) {
@@ -176,6 +198,9 @@ void add_logs(SettingsTable& t) {
   t.optional_text("log_json", &S::log_json, in::train, "output file: one JSON object per printed line");
   t.optional_text("trace", &S::trace, in::train, "output file: a Chrome trace of some steps, of all ranks");
   t.count("trace_steps", &S::trace_steps, in::train, "number of traced steps, after two warm-up steps", 1, 10'000);
+  t.flag("verbose", &S::verbose, in::train | in::bench,
+         "also print when the peak to which mfu is relative is measured again or exceeded");
+  t.rows.back().may_stand_alone = true;
 }
 
 void add_samples(SettingsTable& t) {
@@ -183,7 +208,8 @@ void add_samples(SettingsTable& t) {
   t.text("start", &S::start, in::sample, "the text to continue, or FILE:path");
   t.count("num_samples", &S::num_samples, in::sample, "samples to draw", 1, 1'000'000);
   t.count("max_new_tokens", &S::max_new_tokens, in::sample, "tokens of a sample", 1, 1'000'000);
-  t.non_negative("temperature", &S::temperature, in::sample, "below 1: less random; 0: always the most likely token");
+  t.non_negative("temperature", &S::temperature, in::sample,
+                 "divides the logits: below 1 samples are less random; 0: always the most likely token");
   t.count("top_k", &S::top_k, in::sample, "draw from the k most likely tokens");
   auto& top_p =
       t.add("top_p", &S::top_p, in::sample, "draw from the most likely tokens with this total probability; 1: all");
@@ -202,8 +228,8 @@ void add_measurement(SettingsTable& t) {
          "benchmarks/peers)");
   t.optional_text(
       "batch_sizes", &S::batch_sizes, in::bench | in::plan,
-      "values of batch_size, separated by commas: a line for each. bench ends where memory does; plan takes "
-      "1 to 32 where none is given");
+      "values of batch_size, separated by commas: a line for each. bench skips larger ones once one does not "
+      "fit; plan takes 1 to 32 if none is given");
   t.optional_text("json", &S::json, in::bench, "output file: the results as one JSON object");
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows that trainers have in common, by their headings in --help, and how a trainer adds rows of its own.
+// Rows of the settings table that trainers have in common, by their headings in --help.
 #pragma once
 
 #include <cstdint>
@@ -94,13 +94,15 @@ void add_optimizer(SettingsTable& table);
 void add_ranks(SettingsTable& table);
 /// Strategy, units, recomputation, offloading.
 void add_sharding(SettingsTable& table);
+/// Adapters and frozen layers.
+void add_tuning(SettingsTable& table);
 /// Samples while training, logs and traces.
 void add_logs(SettingsTable& table);
-/// What `sample` draws.
+/// Samples of `sample`.
 void add_samples(SettingsTable& table);
 /// `bench`.
 void add_measurement(SettingsTable& table);
-/// What `export` and `report` write.
+/// Output files of `export` and `report`.
 void add_files(SettingsTable& table);
 
 }  // namespace transformer

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data that a run is trained on, as far as its checkpoints tell them apart from others.
+// Marks by which a checkpoint recognises the data that its run was trained on.
 #pragma once
 
 #include <cstdint>

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <iterator>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "fsdp/error.hpp"
@@ -52,7 +53,8 @@ std::string help_of(Setting const& setting, Settings const& defaults) {
       }))
     text += fmt::format(": {}", fmt::join(setting.choices, ", "));
   auto const shown = !value.empty() ? fmt::format("={}", value) : std::string("=...");
-  return wrapped(fmt::format("  --{}{}", setting.name, setting.may_stand_alone ? "" : shown), text);
+  bool const is_flag = setting.may_stand_alone && std::holds_alternative<bool Settings::*>(setting.member);
+  return wrapped(fmt::format("  --{}{}", setting.name, is_flag ? "" : shown), text);
 }
 
 /// Where a group stands in a command's help.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What --help prints.
+// The texts of --help.
 #pragma once
 
 #include <span>

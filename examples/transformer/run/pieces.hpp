@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `bench --pieces`: steps when they are asked for, so that two trainers can take turns on the same cores.
+// `bench --pieces` runs steps on request, so that two trainers can take turns on the same cores.
 #pragma once
 
 #include <fmt/format.h>

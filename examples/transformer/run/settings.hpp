@@ -96,9 +96,9 @@ struct Settings {
   std::int64_t lora_rank = 0;  ///< 0: no adapters
   double lora_alpha = 16.0;
   std::string lora_targets = "all";  ///< linear layers with adapters, separated by commas
-  std::int64_t train_layers = 0;     ///< 0: everything trains
-  std::int64_t freeze_layers = 0;    ///< lowest blocks that do not train, nor the embedding; 0: everything trains
-  // nanoGPT's that mean nothing here
+  /// Lowest blocks that are frozen, with the embeddings. Below 0: all blocks but this many last ones. 0: none.
+  std::int64_t freeze_layers = 0;
+  // settings of nanoGPT without effect
   bool compile = true;
   std::string backend = "nccl";
   bool wandb_log = false;
@@ -128,11 +128,13 @@ struct Settings {
   std::vector<std::string> runs;  ///< folders; not a setting of its own
   std::string to, svg, csv;       ///< files; `to` empty: report.html in the first folder. export: a folder
   bool watch = false;
+  bool verbose = false;  ///< notes on the measured peak
 
   std::vector<std::string> given;   ///< settings that a config file or the command line has set
   std::vector<std::string> of_run;  ///< settings that were not given and come from the run that is resumed
   std::vector<std::string> chosen;  ///< settings that the program has chosen for these ranks, because nothing set them
-  /// Of all ranks together.
+  std::vector<std::string> former_names;  ///< names in `given` places that a setting had before, each once
+  /// Tokens of an iteration on all ranks together.
   std::int64_t tokens_per_step() const { return gradient_accumulation_steps * batch_size * block_size; }
   bool was_given(std::string_view name) const { return contains(given, name); }
   bool is_of_run(std::string_view name) const { return contains(of_run, name); }

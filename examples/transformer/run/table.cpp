@@ -183,6 +183,37 @@ Setting const* find_setting(std::string_view name) {
   return nullptr;
 }
 
+NamedSetting find_named(std::string_view name) {
+  if (auto const* const setting = find_setting(name)) return {setting, false};
+  for (auto const& setting : all_settings())
+    if (!name.empty() && setting.former_name == name) return {&setting, true};
+  return {};
+}
+
+std::string NamedSetting::current(std::string_view value) const {
+  std::int64_t number{};
+  if (!by_former_name || !setting->former_is_negative || !read_number(value, number) || number <= 0)
+    return std::string(value);
+  return fmt::format("-{}", number);
+}
+
+void note_former_name(Settings& settings, std::string_view name) {
+  auto& names = settings.former_names;
+  if (std::find(names.begin(), names.end(), name) == names.end()) names.emplace_back(name);
+}
+
+std::vector<std::string> notes_on_former_names(Settings const& settings) {
+  std::vector<std::string> notes;
+  for (auto const& name : settings.former_names) {
+    auto const& setting = *find_named(name).setting;
+    notes.push_back(fmt::format("note: '{}' is now called '{}'{}", name, setting.name,
+                                setting.former_is_negative
+                                    ? fmt::format("; {}=N is {}=-N, all layers but the last N", name, setting.name)
+                                    : std::string()));
+  }
+  return notes;
+}
+
 std::string_view name_of(Setting::Member member) {
   auto const& table = all_settings();
   return std::find_if(table.begin(), table.end(), [&](auto const& setting) { return setting.member == member; })->name;
@@ -234,15 +265,17 @@ void apply_config_text(Settings& settings, std::string_view text, std::string_vi
     if (equals == std::string_view::npos)
       fsdp::fail<fsdp::ConfigError>("{}: expected 'name = value' or a comment, got '{}'", where, excerpt(line));
     auto const name = trim(line.substr(0, equals));
-    auto const* setting = find_setting(name);
-    if (setting == nullptr) {
+    auto const found = find_named(name);
+    if (found.setting == nullptr) {
       auto const nearest = nearest_setting(name, Command::train);
       fsdp::fail<fsdp::ConfigError>("{}: there is no setting '{}'{} (see {} train --help)", where, excerpt(name),
                                     nearest.empty() ? std::string() : fmt::format("; is '{}' meant?", nearest),
                                     program_name);
     }
-    auto const value = line.substr(equals + 1);
-    assign(settings, *setting, name == "wandb_run_name" ? std::string(trim(value)) : line_value(value, where), where);
+    auto const text_of_value = line.substr(equals + 1);
+    auto const value = name == "wandb_run_name" ? std::string(trim(text_of_value)) : line_value(text_of_value, where);
+    if (found.by_former_name) note_former_name(settings, name);
+    assign(settings, *found.setting, found.current(value), where);
   }
 }
 

@@ -34,8 +34,11 @@ struct Setting {
   bool of_run = false;                    ///< resuming takes the run's value, unless this start gives one
   std::string_view part_of{};  ///< a setting's name; if that differs from the run's, this one is not taken from the run
 
+  std::string_view former_name{};   ///< read as `name`, everywhere
+  bool former_is_negative = false;  ///< whole numbers only: the value N under the former name is -N
+
   bool exists_in(Command command) const { return (commands & static_cast<unsigned>(command)) != 0; }
-  /// What a value must be, in words.
+  /// The allowed values, in words.
   std::string expected() const;
   /// The value in `settings`, as it would be written.
   std::string text_of(Settings const& settings) const;
@@ -50,6 +53,18 @@ inline constexpr std::string_view tuning_heading = "Fine-tuning";
 std::vector<Setting> const& all_settings();
 /// @return nullptr if there is no setting of that name
 Setting const* find_setting(std::string_view name);
+/// A setting that is called by its name or by its former name.
+struct NamedSetting {
+  Setting const* setting = nullptr;  ///< nullptr: no setting has or had that name
+  bool by_former_name = false;
+  /// The value under the current name.
+  std::string current(std::string_view value) const;
+};
+NamedSetting find_named(std::string_view name);
+/// Remembers that a former name was used. @param name  the former name
+void note_former_name(Settings& settings, std::string_view name);
+/// "note: 'lora_r' is now called 'lora_rank'", a line for each former name that was used.
+std::vector<std::string> notes_on_former_names(Settings const& settings);
 /// The name of the setting that has this member. @pre the program has one
 std::string_view name_of(Setting::Member member);
 /// The setting that names initial weights: `model` if the program trains with it, else init_from.

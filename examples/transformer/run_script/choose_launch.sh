@@ -1,6 +1,6 @@
-# shellcheck shell=bash disable=SC2034  # what it sets is run.sh's to use
+# shellcheck shell=bash disable=SC2034  # variables that run.sh uses
 # SPDX-License-Identifier: Apache-2.0
-# How run.sh starts the ranks. Sourced.
+# Chooses the launcher and the number of ranks for run.sh. Sourced.
 
 # GPUs that a process sees.
 count_gpus() {

@@ -1,6 +1,6 @@
-# shellcheck shell=bash disable=SC2034  # what it sets is run.sh's to use
+# shellcheck shell=bash disable=SC2034  # variables that run.sh uses
 # SPDX-License-Identifier: Apache-2.0
-# How run.sh treats a run that is in its folder already. Sourced.
+# Continues a run that is in the folder of run.sh already, or keeps it under another name. Sourced.
 
 # choose_start FOLDER KEY NAMED [SETTING...]: sets start (the trainer's settings).
 # A run that was started with KEY is continued. Another run in a folder of run.sh's own is kept under another name; in a folder

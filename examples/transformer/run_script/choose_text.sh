@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Chooses the text that run.sh trains on: the one it is given, else the works of Shakespeare, downloaded once and checked, else,
-# if nothing can be downloaded, the documentation of this repository.
+# Chooses the text that run.sh trains on: the given one, or the works of Shakespeare, downloaded once and checked. If nothing can
+# be downloaded, it is the documentation of this repository.
 #
 #   choose_text.sh FOLDER [FILE]
 #
-# Prints the data set's name, the text's path and what the text is, separated by tabs; says on stderr what it does.
+# Prints the data set's name, the text's path and a description of the text, separated by tabs; reports its steps on stderr.
 set -euo pipefail
 
 say() { printf '== %s\n' "$*" >&2; }

@@ -34,7 +34,7 @@ check_setting() {
       [[ -f $1 && -r $1 ]] || die "'$1' is neither a config file nor a setting (--name=value)"
     fi
   elif [[ $1 != --* || ! $name =~ ^[a-z0-9_]+$ ]] ||
-    ! grep -qE "\"$name\"(, &S::|\);)" "$repository/examples/$program/rows.cpp" "$repository/examples/transformer/run/common_rows.cpp"; then
+    ! grep -qE "\"$name\", &S::|former_name = \"$name\";" "$repository/examples/$program/rows.cpp" "$repository/examples/transformer/run/common_rows.cpp"; then
     die "unknown setting '${1%%=*}': '$program train --help' and docs/$program.md list them"
   fi
   settings+=("$1")

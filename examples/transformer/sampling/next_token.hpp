@@ -14,7 +14,7 @@ struct DrawOptions {
   double temperature = 1;  ///< divides the logits; 0: always the most likely token, the lowest id of several
   /// Only the k most likely tokens, and those that are as likely as the k-th.
   std::int64_t top_k = std::numeric_limits<std::int64_t>::max();
-  /// Of these, only as many of the most likely as it takes for this part of their probability: nucleus sampling
+  /// Keeps the fewest most likely tokens whose probability reaches this part of the total: nucleus sampling
   /// (Holtzman et al., The Curious Case of Neural Text Degeneration, 2019). The lowest ids of those that are alike.
   double top_p = 1;
 };

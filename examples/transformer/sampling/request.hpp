@@ -21,7 +21,7 @@ struct SampleText {
   std::vector<std::int64_t> ends{};  ///< ids that end a sample with stop_at_end, beside the tokenizer's
 };
 
-/// Everything that the ranks of `sample` read before they begin.
+/// Input of the ranks of `sample`: model, text and note.
 /// @tparam Opened  a model whose weights have been found
 template <class Opened>
 struct SampleRequest {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Byte-pair encoding over bytes, and the two files that OpenAI published of GPT-2's.
+// Byte-pair encoding over bytes, read from the two files of GPT-2.
 #include "transformer/tokenizer/byte_pair.hpp"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fields of a large JSON file that anybody may have written. Messages name a field by its path: model.vocab.
+// Fields of a large untrusted JSON file. Messages name a field by its path: model.vocab.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Byte-pair encoding of one word: which pairs of symbols become one, in which order.
+// Byte-pair encoding of one word: merges pairs of symbols by rank.
 #include "transformer/tokenizer/merges.hpp"
 
 #include <algorithm>

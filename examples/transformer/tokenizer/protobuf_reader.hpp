@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads protobuf's wire format (protobuf.dev, "Encoding") of a message that nobody trusts.
+// Reads protobuf's wire format (protobuf.dev, "Encoding") of an untrusted message.
 #pragma once
 
 #include <bit>

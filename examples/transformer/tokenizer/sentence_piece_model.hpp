@@ -17,7 +17,7 @@ namespace transformer {
 /// U+2581, which stands for a blank in pieces.
 inline constexpr std::string_view blank_symbol = "\xe2\x96\x81";
 
-/// What a piece is for; the numbers are those of tokenizer.model.
+/// Kinds of pieces, with the numbers of tokenizer.model.
 enum class PieceKind : std::uint8_t {
   normal = 1,        ///< made by merging characters
   unknown = 2,       ///< stands for characters that the vocabulary lacks, if it has no pieces of bytes

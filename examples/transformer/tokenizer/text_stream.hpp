@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokens that come one by one, as text that can be printed at once.
+// Decodes tokens one by one into text that can be printed at once.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class TextStream {
   /// @param tokenizer  must outlive it
   explicit TextStream(Tokenizer const& tokenizer) : tokenizer_(tokenizer) {}
 
-  /// What can be printed now that these tokens follow.
+  /// Adds tokens. @return the text that can be printed now
   std::string add(std::span<std::int64_t const> ids) {
     if (begun_) {
       held_ += tokenizer_.decode_rest(ids);

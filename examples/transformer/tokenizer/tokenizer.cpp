@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What turns text into token ids and back.
+// The interface of tokenizers: text to token ids and back.
 #include "transformer/tokenizer/tokenizer.hpp"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What turns text into token ids and back.
+// The interface of tokenizers: text to token ids and back.
 #pragma once
 
 #include <array>
@@ -18,8 +18,7 @@ namespace transformer {
 /// The marker between documents, as it is written in a text.
 inline constexpr std::string_view end_of_text_marker = "<|endoftext|>";
 
-/// What encode makes of a marker in a text, that of the end of a text or another special token's: the characters that
-/// it is written with, or its own id.
+/// How encode treats the marker of a special token in a text: as its characters, or as the token.
 enum class Marker : bool { text, token };
 
 /// A token that is found in a text by its marker, before the text is tokenized. Most of them are special: they begin or
@@ -87,18 +86,18 @@ class Tokenizer {
   /// @param cache  the calling thread's, used with this tokenizer alone
   /// @throws fsdp::ConfigError if the text has what the vocabulary lacks
   virtual void append(std::string_view text, std::vector<std::int64_t>& ids, WordCache& cache) const = 0;
-  /// The same of a text that continues another, which append was given and which ended at last_cut. Some tokenizers put
-  /// a blank before a text; this one gets none.
+  /// Appends the ids of a text that continues one that append was given and that ended at last_cut. Tokenizers that put
+  /// a blank before a text put none here.
   virtual void append_rest(std::string_view text, std::vector<std::int64_t>& ids, WordCache& cache) const {
     append(text, ids, cache);
   }
-  /// The same of a text behind a marker.
+  /// Appends the ids of a text behind a marker.
   virtual void append_behind_marker(std::string_view text, std::vector<std::int64_t>& ids, WordCache& cache) const {
     append(text, ids, cache);
   }
   /// @throws fsdp::ConfigError naming an id outside the vocabulary
   virtual std::string decode(std::span<std::int64_t const> ids) const = 0;
-  /// The same of ids that follow others, whose text is not empty: the blank before a text is left out by decode alone.
+  /// Decodes ids that follow others whose text is not empty. Only decode leaves out the blank before a text.
   virtual std::string decode_rest(std::span<std::int64_t const> ids) const { return decode(ids); }
   /// The last place at which a text that goes on beyond its end may be cut, so that the ids of both parts are those of
   /// the whole; 0 if there is none yet.

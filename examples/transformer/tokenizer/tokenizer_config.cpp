@@ -91,7 +91,7 @@ class ConfigReader {
 
  private:
   static void refuse_key(JsonField const& field) {
-    if (!field.none()) field.wrong("no key of this name, whose effect is not known; remove it if it has none");
+    if (!field.none()) field.wrong("supported keys only (remove this one if the model does not need it)");
   }
   static std::string place(JsonField const& field) { return fsdp::formatted("{}: {}", field.file(), field.path()); }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What HuggingFace's tokenizer_config.json, special_tokens_map.json and added_tokens.json say of the tokenizer in
+// Reads HuggingFace's tokenizer_config.json, special_tokens_map.json and added_tokens.json, which complete the
 // tokenizer.json or tokenizer.model beside them.
 #pragma once
 

@@ -18,7 +18,7 @@ bool has_tokenizer(std::filesystem::path const& folder);
 
 /// The names of the files that open_tokenizer_folder reads.
 std::span<std::string_view const> names_of_tokenizer_files();
-/// Those of them that are there and are read.
+/// The files of these names in a folder that open_tokenizer_folder reads.
 std::vector<std::filesystem::path> tokenizer_files(std::filesystem::path const& folder);
 
 /// Opens tokenizer.json, or tokenizer.model if there is none: the first may have tokens that were added later.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// UTF-8: characters of a text, and the bytes that are none.
+// Characters and invalid bytes of UTF-8 texts.
 #include "transformer/tokenizer/utf8.hpp"
 
 #include <algorithm>

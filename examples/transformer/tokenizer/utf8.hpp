@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// UTF-8: characters of a text, and the bytes that are none.
+// Characters and invalid bytes of UTF-8 texts.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace transformer {
 
-/// What stands at a place of a text. A byte that begins no valid sequence (one that is cut off, overlong, a surrogate,
-/// beyond U+10FFFF) stands for itself, alone.
+/// A character of a text, or an invalid byte. A byte that begins no valid sequence (one that is cut off, overlong, a
+/// surrogate, beyond U+10FFFF) stands for itself, alone.
 struct Utf8Character {
   char32_t code = 0;  ///< the Unicode scalar value; of a byte that begins no character, the byte
   std::size_t length = 1;

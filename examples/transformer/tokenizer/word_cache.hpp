@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ids of words seen lately: texts say few words often.
+// A cache of the ids of frequent words.
 #pragma once
 
 #include <algorithm>

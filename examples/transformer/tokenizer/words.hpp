@@ -7,7 +7,7 @@
 
 namespace transformer {
 
-/// What the pre-tokenizer tells apart: \p{L}, \p{N}, White_Space and the rest, of the Unicode version that
+/// Classes of characters for the pre-tokenizer: \p{L}, \p{N}, White_Space and the rest, of the Unicode version that
 /// unicode_ranges.hpp names. A byte that is no UTF-8 belongs to the rest.
 enum class CharClass : unsigned char { other, letter, number, space };
 
@@ -19,7 +19,7 @@ CharClass char_class(char32_t code);
 /// @pre begin < text.size()
 std::size_t end_of_word(std::string_view text, std::size_t begin);
 
-/// The same for Llama 3's words (tokenizer.py of meta-llama/llama3):
+/// Where a word of Llama 3 ends that begins at `begin` (tokenizer.py of meta-llama/llama3):
 ///     (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|
 ///     ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
 std::size_t end_of_llama3_word(std::string_view text, std::size_t begin);

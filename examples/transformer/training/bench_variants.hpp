@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `bench` of several batch sizes, with and without recomputation: time of a step and memory, as long as memory
-// suffices.
+// `bench` of several batch sizes, with and without recomputation: time of a step and memory. Larger batch sizes are
+// skipped once one does not fit.
 #pragma once
 
 #include <fmt/format.h>
@@ -47,7 +47,7 @@ void print_variants_head();
 /// Prints the line of a run for which memory does not suffice.
 /// @param fits  for each rank the bytes that it needs and has, or nothing if they suffice
 void print_too_large(Settings const& settings, std::vector<std::string> const& fits);
-/// What one run has taken.
+/// Time and memory of one run.
 struct VariantResult {
   double seconds = 0;  ///< of a step
   std::int64_t bytes = 0, largest_pss = 0;
@@ -55,7 +55,7 @@ struct VariantResult {
 /// Prints the line of a run, and writes it as a JSON object. @throws fsdp::ResourceError if the log cannot be written
 void print_variant(Settings const& settings, VariantResult const& result, JsonLog& log);
 
-/// Prints a line for each run, and writes a JSON object. A batch size that does not fit ends the larger ones.
+/// Prints a line for each run, and writes a JSON object. Larger batch sizes are skipped once one does not fit.
 /// @return the exit code
 /// @note Collective: yes.
 template <class Program, class P, fsdp::Communicator C>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The weights of a run's checkpoint: a step-N folder, whatever ranks wrote it.
+// Reads weights from a run's checkpoint, a step-N folder, written by any number of ranks.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The folder of a run: whether a run may write there, which run it holds, and how a new one replaces it.
+// The folder of a run: checks before writing, the run that it holds, and its replacement.
 #include "transformer/training/folder.hpp"
 
 #include <fmt/format.h>

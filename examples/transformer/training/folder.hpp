@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The folder of a run: whether a run may write there, which run it holds, and how a new one replaces it.
+// The folder of a run: checks before writing, the run that it holds, and its replacement.
 #pragma once
 
 #include <algorithm>
@@ -69,10 +69,11 @@ void expect_mark(std::filesystem::path const& out_dir, std::string_view mark, in
 /// run]
 void expect_folder(std::filesystem::path const& folder, std::string_view setting);
 
-/// The same of a folder that models are to be written to; the folder of a data set is refused too.
+/// Checks a folder for models as expect_folder does; the folder of a data set is refused too.
 void expect_folder_for_models(std::filesystem::path const& folder, std::string_view setting);
 
-/// The same of an out_dir. A folder with a model's files that no run wrote is refused too: a run would replace them.
+/// Checks an out_dir as expect_folder_for_models does. Model files that no run wrote are refused too: a run would
+/// replace them.
 void expect_folder_for_runs(std::filesystem::path const& out_dir);
 
 /// Checks `to` before an export: neither a run nor a data set is there, nor, without `overwrite`, a model.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known of a run when it starts, for its log.
+// The header of a run, for its log.
 #pragma once
 
 #include <cstddef>
@@ -24,13 +24,13 @@ std::size_t count_hosts(C& world) {
   return std::set<std::string>(names.begin(), names.end()).size();
 }
 
-/// What the job and its preparation tell of a run: all but the model, the program and the plan.
+/// The header without model, program and plan.
 /// @param hosts  as count_hosts counts them
 /// @param gpu    its description; empty on the host
 RunHeader run_header(Job const& job, Prepared const& ready, std::size_t hosts, int ranks, std::string_view strategy,
                      std::string const& gpu);
 
-/// The same with the model, the program and the plan.
+/// The header with model, program and plan.
 template <class T>
 RunHeader run_header(T& trainer, Job const& job, Preparation<typename T::Program> const& ready, std::size_t hosts) {
   auto& engine = trainer.engine();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run prints before its first step.
+// The lines that a run prints before its first step.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace transformer {
 
-/// What is known of a run only where its model is.
+/// Facts for the introduction that need the model.
 struct Introduction {
   struct Tensors {
     std::int64_t tensors = 0, elements = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loading the checkpoint that a run continues from, or the newest whole one where that is damaged.
+// Loads the checkpoint that a run continues from, or the newest complete one if it is damaged.
 #pragma once
 
 #include <fmt/format.h>

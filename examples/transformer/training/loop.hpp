@@ -98,6 +98,7 @@ class TrainingLoop {
     run_.vocabulary = ready_.vocabulary;
     run_.data = ready_.data;
     run_.base = ready_.base;
+    run_.origin = ready_.origin;
     run_.dtype = dtype_;
     auto const lineage = lineage_of(run_);
     run_.start = run_id();
@@ -142,8 +143,10 @@ class TrainingLoop {
         skipped_.add(trainer_.gradient_norm(), spanned_, trainer_.skipped_steps());
         double const each = std::exchange(span_, 0.0) / static_cast<double>(std::exchange(spanned_, 0));
         last_loss_ = *loss / trainer_.source().share();
-        unwritten_.push_back({iteration, *loss, each, meter_.of(each), rate, seconds(began, end), tokens_ / each,
-                              reserved(), trainer_.gradient_norm()});
+        auto const mfu = meter_.of(each);
+        note_on_peak(iteration);
+        unwritten_.push_back({iteration, *loss, each, mfu, rate, seconds(began, end), tokens_ / each, reserved(),
+                              trainer_.gradient_norm()});
         if (iteration % settings_.log_interval == 0) report(iteration - first);
         if (unwritten_.size() == most_unwritten) write_iterations();
         expect_steps(trained_ - first);
@@ -235,10 +238,23 @@ class TrainingLoop {
       bool const measures = evaluation >= 2.5 && settings_.peak_tflops == 0;
       if (!raise(peak_, world, measures ? measure_host_rate<E>(world.device()) : 0)) return;
       meter_.set_peak(peak_.flops);
+      if (!settings_.verbose) return;
       progress_.say(
           fmt::format("{} peak measured again: {:.1f} GFLOP/s a rank instead of {:.1f} (mfu is relative to it)",
                       host_products<E>, peak_.flops / world.size() / 1e9, before / world.size() / 1e9));
     }
+  }
+
+  /// Says once that steps are faster than the peak: of a measured one with --verbose, of any other one always.
+  void note_on_peak(std::int64_t iteration) {
+    if (noted_peak_ || meter_.peak() <= peak_.flops) return;
+    noted_peak_ = true;
+    if (peak_.is_measured && !settings_.verbose) return;
+    double const ranks = trainer_.engine().world().size();
+    progress_.say(
+        fmt::format("note: iteration {} reached {:.1f} GFLOP/s a rank, above the {} of {:.1f}; mfu is relative to the "
+                    "higher rate",
+                    iteration, meter_.peak() / ranks / 1e9, peak_.source, peak_.flops / ranks / 1e9));
   }
 
   /// Logs the iteration that was read last.
@@ -374,6 +390,7 @@ class TrainingLoop {
   double tokens_;
   Peak peak_;
   MfuMeter meter_;
+  bool noted_peak_ = false;
   Progress progress_;
   JsonLog& log_;
   LogFile& run_log_;

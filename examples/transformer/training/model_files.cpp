@@ -8,6 +8,8 @@
 #include <system_error>
 
 #include "fsdp/checkpoint/files.hpp"
+#include "fsdp/error.hpp"
+#include "transformer/tokenizer/tokenizer_folder.hpp"
 #include "transformer/training/folder.hpp"
 
 namespace transformer {
@@ -18,6 +20,8 @@ namespace fs = std::filesystem;
 constexpr std::array endings_of_weights =
     std::to_array<std::string_view>({".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml",
                                      ".h5", ".msgpack", ".onnx", ".onnx_data", ".npz", ".tflite", ".tmp"});
+constexpr std::array files_of_gpt2_tokenizers =
+    std::to_array<std::string_view>({"vocab.json", "merges.txt", "encoder.json", "vocab.bpe"});
 constexpr std::string_view chat_templates = "additional_chat_templates";
 
 bool is_file(fs::path const& path) {
@@ -61,6 +65,24 @@ std::vector<fs::path> files_beside_weights(fs::path const& folder) {
   if (fs::is_directory(folder / chat_templates, error)) add_files(folder, chat_templates, files);
   std::sort(files.begin(), files.end());
   return files;
+}
+
+std::vector<fs::path> files_for_export(fs::path const& original, bool with_tokenizer) {
+  auto files = files_beside_weights(original);
+  if (with_tokenizer) return files;
+  for (auto const& file : tokenizer_files(original)) std::erase(files, file.filename());
+  for (auto const name : files_of_gpt2_tokenizers) std::erase(files, fs::path(name));
+  return files;
+}
+
+void expect_room_for_files(fs::path const& to, fs::path const& original, std::vector<fs::path> const& files,
+                           bool overwrite) {
+  std::error_code error;
+  if (fs::equivalent(to, original, error))
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'to': expected a folder other than that of the model that the run began with, got '{}'", to.string());
+  for (auto const& file : files)
+    if (!overwrite && fs::exists(to / file, error)) refuse_existing(to, file.string());
 }
 
 void copy_files(fs::path const& from, std::vector<fs::path> const& files, fs::path const& to) {

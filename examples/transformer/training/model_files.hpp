@@ -16,6 +16,16 @@ std::vector<std::filesystem::path> files_beside_weights(std::filesystem::path co
 /// The files_of_use that are in a folder; none if its path is empty.
 std::vector<std::filesystem::path> files_of_use_in(std::filesystem::path const& folder);
 
+/// The files of a model's folder that an export of a run that began with it copies: files_beside_weights.
+/// @param original         empty: none
+/// @param with_tokenizer   false: the run has another tokenizer; the folder's tokenizer files are left out
+std::vector<std::filesystem::path> files_for_export(std::filesystem::path const& original, bool with_tokenizer);
+/// Checks that `files` may be copied into `to`.
+/// @param original  the folder of the model that the run began with; may be empty
+/// @throws fsdp::ConfigError if `to` is that folder, or has one of the files and `overwrite` is false
+void expect_room_for_files(std::filesystem::path const& to, std::filesystem::path const& original,
+                           std::vector<std::filesystem::path> const& files, bool overwrite);
+
 /// Copies files from one folder into another, which may be the same one. Each is replaced as a whole.
 /// @param files  relative to both folders
 /// @throws fsdp::Error if one cannot be read or written

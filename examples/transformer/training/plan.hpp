@@ -180,7 +180,7 @@ int print_plan(Settings settings, typename Program::Config const& config) {
   fmt::print("{} parameters, {} rank{}, strategy {}, {} on {}, AdamW, sequences of {} tokens; GB (10^9 bytes) a rank\n",
              config.parameters(), settings.ranks, settings.ranks == 1 ? "" : "s", settings.strategy, dtype,
              gpu ? "a GPU" : "cpu", settings.block_size);
-  fmt::print("{:>10}  {:>22}  {:>10}  {:>9}  {:>9}  {:>7}  {:>11}  {:>9}  {:>7}\n", "batch_size",
+  fmt::print("{:>10}  {:>24}  {:>10}  {:>9}  {:>9}  {:>7}  {:>11}  {:>9}  {:>7}\n", "batch_size",
              name_of(&Settings::activation_checkpointing), "parameters", "gradients", "optimizer", "buffers",
              "activations", "workspace", "total");
   for (auto const& recomputation : variants.recomputation) {
@@ -189,7 +189,7 @@ int print_plan(Settings settings, typename Program::Config const& config) {
       settings.batch_size = batch;
       auto const plan = plan_memory<Program>(settings, config);
       auto const gb = [](std::int64_t bytes) { return static_cast<double>(bytes) / 1e9; };
-      fmt::print("{:>10}  {:>22}  {:>10.3f}  {:>9.3f}  {:>9.3f}  {:>7.3f}  {:>11.3f}  {:>9.3f}  {:>7.3f}\n", batch,
+      fmt::print("{:>10}  {:>24}  {:>10.3f}  {:>9.3f}  {:>9.3f}  {:>7.3f}  {:>11.3f}  {:>9.3f}  {:>7.3f}\n", batch,
                  recomputation, gb(plan.engine.parameters), gb(plan.engine.gradients), gb(plan.engine.optimizer),
                  gb(plan.engine.gather + plan.engine.reduce), gb(plan.activations), gb(plan.workspace),
                  gb(plan.total()));

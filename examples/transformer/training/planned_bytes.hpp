@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory of a rank, for programs that do not compile the plan themselves.
+// The planned memory of a rank, behind a function that is compiled once.
 #pragma once
 
 #include <cstdint>

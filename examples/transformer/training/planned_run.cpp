@@ -76,7 +76,7 @@ void expect_plannable(Settings& settings, fsdp::plan::Hardware const& hardware) 
   fsdp::plan::expect_whole_nodes(hardware, static_cast<int>(settings.ranks));
   if (!settings.was_given(name_of(&Settings::gradient_accumulation_steps)))
     settings.gradient_accumulation_steps = settings.ranks;
-  if (settings.offload != "none" || settings.cpu_offload || tuning_of(settings).adapts() || settings.train_layers > 0)
+  if (settings.offload != "none" || settings.cpu_offload || tuning_of(settings).adapts() || settings.freeze_layers != 0)
     fsdp::fail<fsdp::ConfigError>(
         "a plan on hardware has no times for offloading, adapters and frozen layers: expected none of them with "
         "--hardware; without it, plan computes their memory");
@@ -162,8 +162,8 @@ int print_planned_runs(std::vector<PlannedRun> const& runs, fsdp::plan::Hardware
       fitting, sorted.size(), hardware.memory / 1e9, shown.size() == most ? fmt::format(", and at most {}", most) : "");
   print_bytes(best);
   fmt::print(
-      "step {:.3f} ms, {} tokens: compute {:.3f} ms, communication {:.3f} ms, of which {:.3f} ms exposed; {:.0f} "
-      "tokens/s, MFU {:.1f} %\n",
+      "step {:.3f} ms, {} tokens: compute {:.3f} ms, communication {:.3f} ms, of which {:.3f} ms exposed (compute "
+      "waits for it); {:.0f} tokens/s, MFU {:.1f} %\n",
       ms(best.time.step), best.settings.tokens_per_step(), ms(best.time.compute), ms(best.time.communication),
       ms(best.time.exposed), best.tokens_per_second, 100 * best.mfu);
   auto const& chosen = best.settings;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs that `plan --hardware` compares, and what it prints of them.
+// Runs that `plan --hardware` compares, and the printing of its results.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ struct ModelSize {
 /// @throws fsdp::ConfigError with the settings to make smaller
 void expect_countable(Settings const& settings, ModelSize const& model);
 
-/// What is run and where, as `plan` was told. Checks it.
+/// Checks and completes the settings of a plan on hardware.
 /// @param settings  ranks: the GPUs. Micro-steps: one on each GPU, unless they are given
 /// @throws fsdp::ConfigError if the GPUs are no whole nodes, or for what there is no time
 void expect_plannable(Settings& settings, fsdp::plan::Hardware const& hardware);

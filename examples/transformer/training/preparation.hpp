@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of a run agree on before anything is trained: settings, data, the model's shape, the devices' peak.
+// Prepares a run: the ranks agree on settings, data, model and peak before training.
 #pragma once
 
 #include <fmt/format.h>
@@ -37,7 +37,7 @@
 
 namespace transformer {
 
-/// What the ranks have agreed on before anything is trained.
+/// The result of preparation, on which the ranks agree.
 /// @tparam Program  see [Note: What a program is]
 template <class Program>
 struct Preparation : Prepared {
@@ -117,6 +117,7 @@ Preparation<Program> prepare(C& world, Job const& job) {
               settings.out_dir, ready.resumed->checkpoint.string()));
         Program::adopt(settings, *ready.resumed);
         ready.base = ready.resumed->base;
+        ready.origin = Program::origin(*ready.resumed);
         if (!ready.base.empty()) ready.pretrained = Program::open_base(settings, *ready.resumed);
         if (auto const old = replaced_run_in(settings.out_dir); !old.empty())
           ready.lines.push_back(
@@ -127,15 +128,16 @@ Preparation<Program> prepare(C& world, Job const& job) {
     if (training && !ready.resumed && names_weights(first_start(settings))) {
       ready.pretrained = Program::open(settings);
       Program::adopt(settings, *ready.pretrained);
+      ready.origin = Program::origin(*ready.pretrained);
       if (Program::leaves_frozen_weights(settings)) ready.base = Program::fingerprint(*ready.pretrained);
     }
     if (!training) Program::adopt(settings);
     check_together(settings, job.command, world.size());
-    if (training && !ready.resumed && !ready.pretrained && (settings.lora_rank > 0 || settings.train_layers > 0))
+    if (training && !ready.resumed && !ready.pretrained && (settings.lora_rank > 0 || settings.freeze_layers != 0))
       fsdp::fail<fsdp::ConfigError>(
           "setting '{}': fine-tuning starts from weights; expected --init_from=WEIGHTS, --init_from=auto:WEIGHTS or "
           "--init_from=resume, got {}",
-          settings.lora_rank > 0 ? "lora_rank" : "train_layers", settings.init_from);
+          settings.lora_rank > 0 ? "lora_rank" : "freeze_layers", settings.init_from);
     std::error_code ignored;
     bool const keeps = training && !settings.eval_only && world.rank() == 0;
     if (keeps && std::filesystem::exists(settings.out_dir, ignored)) take_out_dir(ready);  // before long checks

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run needs before anything is trained, whatever its model is.
+// The parts of preparation that do not depend on the model.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 
 namespace transformer {
 
-/// What the ranks have agreed on, apart from the model.
+/// The result of preparation without the model.
 struct Prepared {
   Settings settings;  ///< the job's, and those of a run that is resumed
   std::optional<Dataset> dataset;
@@ -30,6 +30,7 @@ struct Prepared {
   std::optional<ChosenRun> on_disk;                  ///< what out_dir has, if a snapshot was looked for
   bool keeps_snapshots = false;                      ///< those that are there belong to this run
   std::string base;                                  ///< RunState::base
+  std::string origin;                                ///< RunState::origin
   std::string vocabulary;                            ///< checksum of what the data's tokens are; empty: not known
   std::shared_ptr<Tokenizer const> tokenizer;        ///< the data's; null: nobody has opened it
   RunData data;                                      ///< tells the data's tokens apart from others
@@ -48,7 +49,7 @@ void expect_vocabulary(Prepared const& ready, std::int64_t vocab_size, std::file
 /// @throws fsdp::ConfigError if a file of the data is shorter than a row
 void expect_long_files(Prepared const& ready);
 
-/// What this rank sees of the data, for other ranks to compare with theirs, a line each: the tokens of both splits, by
+/// A description of this rank's data, which ranks compare, a line each: the tokens of both splits, by
 /// their number and samples of them, the vocabulary, and the tokenizer's files. No paths and no times. Empty without a
 /// data set.
 /// @throws fsdp::ConfigError if a tokenizer's file cannot be read

@@ -33,7 +33,7 @@
 
 namespace transformer {
 
-/// What `introduce` says of a trainer.
+/// The facts that `introduce` needs of a trainer.
 template <class T>
 Introduction introduction_of(T& trainer, Job const& job, Preparation<typename T::Program> const& ready, int ranks) {
   Introduction about;
@@ -59,7 +59,7 @@ Introduction introduction_of(T& trainer, Job const& job, Preparation<typename T:
 }
 
 /// [Note: What a program is]
-/// A program gives the rooms a class Program of static members; nanogpt::Program is the first. It has
+/// Each program has a class Program of static members, such as nanogpt::Program. It has
 ///   Config                        shape of a model: vocab_size, layer_parameters()
 ///   Opened                        a model whose weights have been found: config, path()
 ///   Model<Engine>                 the model on an engine: see Trainer and continue_text for what they call
@@ -69,6 +69,7 @@ Introduction introduction_of(T& trainer, Job const& job, Preparation<typename T:
 ///   longest_text(settings, config, text)                                  positions that `sample` needs
 ///   open(settings), fingerprint(opened)   the model that init_from names
 ///   adopt(settings[, run or opened])      takes the model's shape into the settings
+///   origin(run or opened)             RunState::origin
 ///   leaves_frozen_weights(settings)   checkpoints do not have the parameters of frozen tensors
 ///   open_base(settings, run)          the weights that a run's frozen tensors have, if its checkpoints do not
 ///   expect_data(prepared)             throws if the data do not fit the model; may open their tokenizer

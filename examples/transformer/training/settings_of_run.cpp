@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A run that is resumed goes on with its own settings where none are given.
+// A resumed run keeps its settings unless others are given.
 #include "transformer/training/settings_of_run.hpp"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A run that is resumed goes on with its own settings where none are given.
+// A resumed run keeps its settings unless others are given.
 #pragma once
 
 #include <optional>
@@ -24,7 +24,7 @@ std::vector<std::string> adopt_settings(Settings& settings, RunState const& run)
 /// @return nullopt if there is none, or if it cannot be read; prepare() then reports the error on all ranks together
 std::optional<RunState> adopt_found_run(Settings& settings, Command command);
 
-/// What a run and this start train otherwise, for the end of a message; "": nothing, or it is not known.
+/// The fine-tuning settings in which a run and this start differ, for the end of a message; "": none, or not known.
 std::string other_tuning(Settings const& settings, RunState const& run);
 
 }  // namespace transformer

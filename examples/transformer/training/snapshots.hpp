@@ -31,13 +31,13 @@ namespace transformer {
 /// @throws fsdp::ResourceError if the program's own file cannot be read
 fsdp::SnapshotPlace snapshot_place(std::filesystem::path const& folder, std::filesystem::path const& out_dir);
 
-/// What choose_run() finds in out_dir; nullopt if it refuses.
+/// The run that choose_run() finds in out_dir; nullopt if it refuses.
 std::optional<ChosenRun> run_on_disk(Settings const& settings);
 
-/// What tells a run apart from one that replaces it: an id of its first start; empty: not known.
+/// The id of a run's first start, which differs from that of a run that replaces it; empty: not known.
 std::string lineage_of(RunState const& run);
 
-/// What a start that names no folder of snapshots should say of a run that had one. @return empty if it had none
+/// A note that a resumed run had snapshots, but this start has none. @return empty if it had none
 std::string note_on_snapshots_of(RunState const& run);
 
 /// Rank 0: why the snapshot does not continue the run in out_dir, or is older than its checkpoint; empty: it is loaded.

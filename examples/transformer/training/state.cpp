@@ -36,6 +36,7 @@ nlohmann::ordered_json run_state_json(RunState const& run, Settings const& setti
             {"model", fsdp::checkpoint::parse_json(run.model)},
             {"settings", config}};
   if (!run.base.empty()) json["base"] = run.base;
+  if (!run.origin.empty()) json["origin"] = run.origin;
   if (!run.lineage.empty()) json["run"] = run.lineage;
   if (run.data.train.tokens > 0) json["data"] = run_data_json(run.data);
   return json;
@@ -61,14 +62,21 @@ RunState read_run(std::filesystem::path const& checkpoint, std::string const& ma
     fields.wrong("dtype", "\"float32\" or \"bfloat16\"");
   if (fields.has("vocabulary_xxh64")) run.vocabulary = fields.text("vocabulary_xxh64");
   if (fields.has("base")) run.base = fields.text("base");
+  if (fields.has("origin")) run.origin = fields.text("origin");
   if (fields.has("run")) run.lineage = fields.text("run");
   if (fields.has("start")) run.start = fields.text("start");
   run.model = checked_model(fields.object("model"), what);
   if (fields.has("data_vocab_size")) run.data_vocab_size = fields.whole("data_vocab_size", 0, most);  // 0: not known
   if (fields.has("data")) run.data = run_data_from(fields.object("data"), what);
   if (fields.has("settings"))
-    for (auto const& [name, value] : fields.object("settings").items())
-      run.settings[name] = value.is_string() ? value.get<std::string>() : value.dump();
+    for (auto const& [name, value] : fields.object("settings").items()) {
+      auto const text = value.is_string() ? value.get<std::string>() : value.dump();
+      auto const found = find_named(name);  // checkpoints that older versions wrote have former names
+      if (found.by_former_name)
+        run.settings.emplace(found.setting->name, found.current(text));
+      else
+        run.settings[name] = text;
+    }
   return run;
 }
 

@@ -28,6 +28,7 @@ struct RunState {
   std::string base;                  ///< fingerprint of the weights of frozen tensors; empty: the checkpoint has them
   std::string vocabulary;            ///< checksum of the tokens of the vocabulary; empty: not known
   std::string start;                 ///< id, in the log, of the start that saved the state; empty: not known
+  std::string origin;                ///< HuggingFace folder of the weights that the run began with; empty: none
   std::string lineage;               ///< id of the run's first start, if it takes snapshots; empty: not known
   RunData data;                      ///< the tokens that the model was trained on
   std::map<std::string, std::string> settings;  ///< by name, as texts; empty: not known

@@ -106,7 +106,7 @@ class Trainer {
   Trainer(Trainer const&) = delete;
   Trainer& operator=(Trainer const&) = delete;
 
-  /// What is told of passes that are under way: `done` of `of` have been enqueued.
+  /// Called during passes: `done` of `of` have been enqueued.
   using Watcher = std::function<void(bool training, std::int64_t done, std::int64_t of)>;
   void watch(Watcher watcher) { watcher_ = std::move(watcher); }
 
@@ -185,7 +185,7 @@ class Trainer {
   }
 
  private:
-  /// The same engine; state that the settings name will lie in host memory.
+  /// Offloads the state that the settings name to host memory. @return the engine
   static Engine& offloading(Engine& engine, Settings const& settings) {
     auto const choice = offloaded(settings, !std::is_same_v<typename P::Master, typename P::Param>);
     if (choice.any())

@@ -22,7 +22,7 @@ Meta read_vocabulary(std::filesystem::path const& path, std::int64_t vocab_size,
 
 /// A checksum of the tokens of a vocabulary.
 std::string vocabulary_checksum(Tokenizer const& tokenizer);
-/// The same of the tokenizer that meta.json names. Empty if it names none.
+/// A checksum of the tokens of the tokenizer that meta.json names. Empty if it names none.
 /// @throws fsdp::ConfigError if the tokenizer's files cannot be read
 std::string vocabulary_checksum(Meta const& meta);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A run's checkpoints where one of them is damaged or missing: which others are whole.
+// Finds complete checkpoints of a run if one is damaged or missing.
 #pragma once
 
 #include <filesystem>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fine-tuning: which tensors of a model train.
+// Fine-tuning: selects the tensors of a model that train.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,8 @@ struct Tuning {
   std::int64_t lora_rank = 0;               ///< 0: no adapters
   float lora_scale = 1.0f;                  ///< alpha / lora_rank
   std::vector<std::string> lora_targets{};  ///< linear layers of the blocks, by the ends of their names; none: all
-  std::int64_t last_layers = 0;    ///< above 0: the last so many blocks and the final norm train, and nothing else
-  std::int64_t frozen_layers = 0;  ///< above 0: the embeddings and the lowest so many blocks do not train
+  std::int64_t last_layers = 0;    ///< above 0: the embeddings and all blocks but this many last ones are frozen
+  std::int64_t frozen_layers = 0;  ///< above 0: the embeddings and this many lowest blocks are frozen
 
   bool adapts() const { return lora_rank > 0; }
   /// The linear layer has an adapter. @param layer  name in its block: "attn.c_attn" is the target "c_attn"
@@ -31,7 +31,7 @@ struct Tuning {
     return adapts() && (lora_targets.empty() || std::any_of(lora_targets.begin(), lora_targets.end(),
                                                             [&](auto const& target) { return names(target, layer); }));
   }
-  /// The lowest so many of `layers` blocks have no backward: nothing trains in them or below.
+  /// The number of lowest blocks, of `layers`, that have no backward: nothing trains in them or below.
   std::int64_t layers_below(std::int64_t layers) const {
     if (adapts()) return 0;
     return std::max(frozen_layers, last_layers == 0 ? 0 : layers - last_layers);
@@ -40,7 +40,7 @@ struct Tuning {
   bool trains(std::int64_t layer, std::int64_t layers) const { return !adapts() && layer >= layers_below(layers); }
   bool trains_embeddings() const { return !adapts() && last_layers == 0 && frozen_layers == 0; }
   /// @param tied  the head's matrix is that of the token embedding
-  bool trains_head(bool tied) const { return tied ? trains_embeddings() : !adapts() && last_layers == 0; }
+  bool trains_head(bool tied) const { return tied ? trains_embeddings() : !adapts(); }
 
   static bool names(std::string_view target, std::string_view layer) {
     return layer.ends_with(target) && (layer.size() == target.size() || layer[layer.size() - target.size() - 1] == '.');

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Descriptions of models and adapters in JSON that HuggingFace's libraries write: config.json, adapter_config.json,
-// generation_config.json.
+// Reads the JSON that HuggingFace's libraries write: config.json, adapter_config.json, generation_config.json.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +27,7 @@ class ConfigFields {
 
   std::string_view what() const { return what_; }
   Json const& json() const { return json_; }
-  /// The same keys; every function of these refuses null.
+  /// The keys through functions that refuse null.
   fsdp::checkpoint::Fields const& fields() const { return fields_; }
 
   bool has(char const* name) const { return json_.contains(name) && !json_[name].is_null(); }
@@ -58,7 +57,7 @@ class ConfigFields {
         return std::find(names.begin(), names.end(), item.key()) != names.end();
       });
       if (!listed && !item.value().is_null())
-        wrong(item.key().c_str(), "no key of this name, whose effect is not known; remove it if it has none");
+        wrong(item.key().c_str(), "supported keys only (remove this one if the model does not need it)");
     }
   }
   [[noreturn]] void wrong(char const* name, std::string_view expected) const { fields_.wrong(name, expected); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Full weights between an engine and files, unit by unit.
+// Copies full weights between an engine and files, unit by unit.
 #pragma once
 
 #include <cstdint>

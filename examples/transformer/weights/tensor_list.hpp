@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors that a model has, and how files name and lay them out.
+// The tensors of a model, with their names and layouts in files.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct TiedName {
   std::string reason;  ///< the end of the message if their values differ
 };
 
-/// What a folder of weights must have.
+/// The tensors that a folder of weights must have.
 struct TensorList {
   std::vector<WeightTensor> tensors;
   std::vector<TiedName> tied;

@@ -27,7 +27,7 @@ constexpr std::int64_t longest_index = 1 << 26;  // bytes
 
 bool is_weight_type(DType type) { return type == DType::f32 || type == DType::bf16 || type == DType::f16; }
 
-/// What a message adds where there are weights that are not read; "" where there are none.
+/// A hint for a message if the folder has weights of a format that is not read; "" if it has none.
 std::string hint_on_pickles(fs::path const& folder) {
   std::error_code error;
   for (auto const name : pickle_names)

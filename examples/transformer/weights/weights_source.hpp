@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a model's weights come from, whatever file they lie in.
+// The interface of weights: tensors by name, from any kind of file.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model's weights into safetensors files, tensor by tensor.
+// Writes a model's weights into safetensors files, tensor by tensor.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +30,8 @@ struct WeightsPlace {
   WeightsPlace(std::filesystem::path file, std::int64_t most = INT64_MAX) : path(std::move(file)), largest(most) {}
 };
 
-/// What weights are written to, in the order of the tensors. It is compiled apart from the engines, for what writes
-/// JSON takes long.
+/// Writes weights in the order of the tensors. It is compiled apart from the engines, because writing JSON takes long
+/// to compile.
 class WeightsWriter {
  public:
   /// A tensor to be written. dtype: f32, bf16 or f16.
