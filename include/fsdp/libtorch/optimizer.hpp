@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/engine/shards.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
@@ -145,7 +146,7 @@ class ShardOptimizer {
     auto const turn = shards.enter("an optimizer's step");
     shards.begin_step(name(), static_cast<float>(optimizer_->param_groups()[0].options().get_lr()), norm);
     float const factor = norm.engine() == nullptr ? 1.0f : decided();
-    update(0, factor);
+    fsdp::detail::update_units(shards, [&](auto& unit) { step_torch(unit, factor); });
     if (factor < 0.0f) return;
     ++steps_;
     keep_arrays();
@@ -239,29 +240,23 @@ class ShardOptimizer {
     engine_->device().synchronize(engine_->compute());
     return copy;
   }
-  /// Opens the update scopes of the units from `u` on, and steps inside all of them.
-  void update(std::size_t u, float factor) {
-    auto const shards = engine_->shards();
-    if (u == shards.size()) return step_torch(factor);
-    with_gradient_[u] = shards.has_gradient(shards[u]);
-    if (!with_gradient_[u]) return update(u + 1, factor);
-    auto const updating = shards.update(shards[u]);
-    update(u + 1, factor);
-  }
-  void step_torch(float factor) {
-    auto const shards = engine_->shards();
-    auto span = shards.trace().begin(engine_->compute(), StreamKind::compute, name(), "optimizer", "optimizer");
+  /// Gives the unit's parts their gradients, and lets torch step the parts that have one.
+  /// @param factor  of gradients; below 0: nothing is stepped
+  void step_torch(typename E::Unit& unit, float factor) {
+    if (factor < 0.0f) return;
     torch::NoGradGuard const no_grad;
-    for (auto& part : parts_) {
-      auto& unit = shards[part.unit];
+    auto const first = std::lower_bound(parts_.begin(), parts_.end(), unit.index(),
+                                        [](Part const& part, std::size_t index) { return part.unit < index; });
+    auto const for_each = [&](auto const& act) {
+      for (auto part = first; part != parts_.end() && part->unit == unit.index(); ++part) act(*part);
+    };
+    for_each([&](Part& part) {
       auto& gradient = part.parameter.mutable_grad();
-      gradient.reset();
-      if (!with_gradient_[part.unit] || factor < 0.0f) continue;
       gradient = torch::from_blob(unit.gradient + part.segment.offset, {part.segment.count}, part.parameter.options());
       if (factor != 1.0f) gradient.mul_(factor);
-    }
-    if (factor >= 0.0f) optimizer_->step_shards();
-    span.end();
+    });
+    optimizer_->step_shards();
+    for_each([](Part& part) { part.parameter.mutable_grad().reset(); });
   }
   at::Tensor& array_of(typename Arrays::State& state, std::size_t which) const {
     if constexpr (requires { Arrays::array(state, which, options_); })
@@ -290,10 +285,9 @@ class ShardOptimizer {
 
   E* engine_;
   Options options_;
-  std::vector<Part> parts_;
+  std::vector<Part> parts_;  ///< in ascending order of units
   std::unique_ptr<detail::SteppedByShards<Optimizer>> optimizer_;
   detail::ListedState listed_{engine_->account()};
-  std::vector<bool> with_gradient_ = std::vector<bool>(engine_->shards().size());
   std::int64_t steps_ = 0;
 };
 
