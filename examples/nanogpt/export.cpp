@@ -85,9 +85,9 @@ TokenizerFiles tokenizer_of(OpenedModel const& model, Settings const& settings) 
 }
 
 /// Whether the tokens of a folder's tokenizer are the model's.
-/// @param own  the model's; null: not known
+/// @param own  the model's; null: not known, and then they may differ
 bool has_tokenizer_of(fs::path const& folder, GptConfig const& config, Tokenizer const* own) {
-  if (own == nullptr) return true;
+  if (own == nullptr) return false;
   auto const theirs = open_tokenizer_in(folder, config);
   return theirs != nullptr && vocabulary_checksum(*theirs) == vocabulary_checksum(*own);
 }

@@ -59,8 +59,14 @@ struct Program {
   static OpenedModel open(Settings const& settings) { return open_pretrained(settings); }
   /// A run's checkpoints have all of its weights.
   static std::optional<OpenedModel> open_base(Settings const&, RunState const&) { return std::nullopt; }
-  static std::string origin(OpenedModel const& model) { return model.original.string(); }
-  static std::string origin(RunState const& run) { return original_folder(run).string(); }
+  static std::string origin(OpenedModel const& model) {
+    return model.original.empty() ? std::string()
+                                  : std::filesystem::absolute(model.original).lexically_normal().string();
+  }
+  /// Kept while the folder is not there.
+  static std::string origin(RunState const& run) {
+    return run.origin.empty() ? original_folder(run).string() : run.origin;
+  }
   static bool leaves_frozen_weights(Settings const&) { return false; }
   static void expect_data(Preparation<Program>&) {}
   static std::string_view saved_name(Settings const&) { return weights_name; }

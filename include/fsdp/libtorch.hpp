@@ -97,7 +97,7 @@ class Sharded {
   auto operator()(Args&&... args) const {
     return call([&](M& module) { return module.forward(std::forward<Args>(args)...); });
   }
-  /// As operator(), with another function of the module than forward: `unit.call([&](auto& m) { return m.encode(x); })`.
+  /// As operator(), with another function of the module: `unit.call([&](auto& m) { return m.encode(x); })`.
   template <class Call>
   auto call(Call&& function) const {
     static_assert(!std::is_void_v<std::invoke_result_t<Call, M&>>,
@@ -232,7 +232,7 @@ class Sharder {
 
   /// Gives all ranks the same buffers of all modules: before an evaluation or a save. A buffer of several uses counts
   /// once.
-  /// @param how  average: the mean over ranks; of buffers that have no floating-point elements, rank 0's
+  /// @param how  average: the mean over ranks; of other types than fp32, fp64, bf16 and fp16, rank 0's values
   /// @throws OrderError on every rank if ranks' modules have other buffers; no buffer has changed then
   /// @note Stream: behind the work of all streams of the engine. The calling thread waits for the values.
   /// @note Collective: yes; seals the engine. As average_buffers and broadcast_buffers.

@@ -310,7 +310,7 @@ TEST_CASE("saved buffers that do not fit are refused by name, and none has chang
     };
     auto wrong = json;
     wrong.erase("norm.batches");
-    RANK_CHECK(load(wrong) == "the saved buffers have no buffer 'norm.batches', which the modules have");
+    RANK_CHECK(load(wrong) == "rank 0: the saved buffers have no buffer 'norm.batches', which the modules have");
     RANK_CHECK(has(load(nullptr), "no buffer 'norm.mean'"));
     for (auto const& [key, value] :
          std::vector<std::pair<std::string, fsdp::checkpoint::Json>>{{"type", "fp64"},
@@ -322,11 +322,16 @@ TEST_CASE("saved buffers that do not fit are refused by name, and none has chang
                                                                      {"type", nullptr}}) {
       wrong = json;
       wrong["norm.variance"][key] = value;
+      auto const of = [&](char const* name) { return wrong["norm.variance"][name].dump(); };
       RANK_CHECK(load(wrong) ==
-                 "the saved buffer 'norm.variance' is not what the modules have: fp32 (5) with as many bytes");
+                 "rank 0: saved buffer 'norm.variance': expected type fp32, shape (5) and 20 bytes as hexadecimal "
+                 "digits, got type " +
+                     of("type") + ", shape " + of("shape"));
     }
     wrong["norm.variance"] = 3;
-    RANK_CHECK(has(load(wrong), "'norm.variance' is not what the modules have"));
+    RANK_CHECK(has(load(wrong),
+                   "saved buffer 'norm.variance': expected type fp32, shape (5) and 20 bytes as hexadecimal "
+                   "digits, got type none, shape none"));
     fsdp::buffers_from_json(engine, trainer.buffers, json);
     RANK_CHECK(trainer.of->mean[0] == 0.0f);
   });
@@ -397,4 +402,43 @@ TEST_CASE("a list with a name twice, or without memory, is refused") {
     fsdp::average_buffers(engine, {});
   });
   CHECK_RANKS();
+}
+
+TEST_CASE("a list that is refused on one rank is refused on all, and no buffer changes") {
+  for (bool const twice : {false, true}) {
+    on_ranks(2, [&](Comm comm) {
+      Trainer trainer(std::move(comm));
+      auto& engine = trainer.engine;
+      float mine[2] = {1.0f + static_cast<float>(engine.rank()), 5.0f};
+      std::vector<fsdp::ModuleBuffer> list{{"a", mine, {2}}};
+      auto const right = list;
+      if (engine.rank() == 1 && twice) list.push_back(list[0]);
+      if (engine.rank() == 1 && !twice) list[0].data = nullptr;
+      for (auto const& sync : {fsdp::BufferSync::average, fsdp::BufferSync::broadcast}) {
+        auto const error = fsdp::testing::what<fsdp::OrderError>([&] {
+          sync == fsdp::BufferSync::average ? fsdp::average_buffers(engine, list)
+                                            : fsdp::broadcast_buffers(engine, list);
+        });
+        RANK_CHECK(has(error, "ranks disagree"));
+        RANK_CHECK(has(error, twice ? "two buffers have the name 'a'" : "buffer 'a' is nullptr"));
+        RANK_CHECK(mine[0] == 1.0f + static_cast<float>(engine.rank()));
+      }
+      fsdp::average_buffers(engine, right);
+      RANK_CHECK(mine[0] == 1.5f);
+    });
+    CHECK_RANKS();
+  }
+}
+
+TEST_CASE("a buffer's shape has no negative extent, and not too many elements") {
+  float value = 0;
+  auto const made = [&](std::vector<std::int64_t> shape) {
+    return fsdp::testing::refusal([&] { fsdp::ModuleBuffer("a", &value, std::move(shape)); });
+  };
+  CHECK(made({-1}) == "buffer 'a': extents must not be negative, got (-1)");
+  CHECK(made({-2, -2}) == "buffer 'a': extents must not be negative, got (-2, -2)");
+  CHECK(made({std::int64_t{1} << 62}) == "buffer 'a': shape (4611686018427387904) has too many elements");
+  CHECK(has(made({std::int64_t{1} << 40, std::int64_t{1} << 40}), "has too many elements"));
+  CHECK(fsdp::ModuleBuffer("a", &value, {}).bytes == sizeof value);
+  CHECK(fsdp::ModuleBuffer("a", &value, {3, 0}).bytes == 0);
 }

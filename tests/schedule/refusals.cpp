@@ -358,6 +358,13 @@ TEST_CASE("ranks compare what initial parameters and optimizers depend on") {
                            }),
                  "init constant(1)\", rank 1 has \"unit 'x': tensor 'x.w' (4) at 0, decay true, init normal(0, 0.5)"));
   CHECK(contains(
+      on_engine(2,
+                [](Engine& engine, Layers&) {
+                  engine.shard(Named{"w", {.init = fsdp::init::ones, .tag = engine.rank()}}, "x");
+                  engine.seal();
+                }),
+      "init constant(1)\", rank 1 has \"unit 'x': tensor 'x.w' (4) at 0, decay true, init constant(1), tag 1"));
+  CHECK(contains(
       on_engine(2, [](Engine& engine,
                       Layers&) { fsdp::AdamW adamw(engine, {.beta2 = engine.rank() == 0 ? 0.999f : 0.99f}); }),
       "ranks disagree: beta2 differs: 0.999 on rank 0, 0.99 on rank 1; rank 0 has \"AdamW: lr 0.001, beta1 0.9"));

@@ -110,7 +110,11 @@ OpenedModel open_folder(fs::path const& folder) {
 }
 
 bool is_huggingface_folder(fs::path const& folder) {
-  return is_file(folder / config_name) && kind_of_config(folder / config_name) == ConfigKind::huggingface;
+  try {
+    return is_file(folder / config_name) && kind_of_config(folder / config_name) == ConfigKind::huggingface;
+  } catch (fsdp::ConfigError const&) {  // it is damaged, or another program's
+    return false;
+  }
 }
 
 std::string_view as_text(MappedFile const& file) {

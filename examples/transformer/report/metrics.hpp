@@ -29,11 +29,8 @@ class MfuMeter {
     set_peak(now);
     running_ = running_ < 0 ? now : 0.9 * running_ + 0.1 * now;
   }
-  /// The utilisation of an iteration.
-  double of(double seconds) {
-    set_peak(flop_ / seconds);
-    return flop_ / seconds / peak_;
-  }
+  /// The utilisation of an iteration, at most 1.
+  double of(double seconds) const { return std::min(1.0, flop_ / seconds / peak_); }
   /// Smoothed utilisation as a fraction; -1 until it is known.
   double value() const { return running_ < 0 ? -1.0 : running_ / peak_; }
   double peak() const { return peak_; }

@@ -50,7 +50,7 @@ std::int64_t layers_in_unit(Settings const& settings, std::int64_t layer_paramet
 inline std::string_view summed_in(Settings const& settings) {
   return settings.reduce_dtype.empty() ? "float32" : std::string_view(settings.reduce_dtype);
 }
-/// Lines on given settings that have no effect, or another one than their names suggest.
+/// Notes on given settings that have no effect, or another effect than their names suggest.
 /// @param ranks        in the world
 /// @param shares_gpus  there are fewer GPUs than processes
 std::vector<std::string> notes_on(Settings const& settings, std::int64_t ranks, bool shares_gpus);

@@ -133,7 +133,7 @@ struct Settings {
   std::vector<std::string> given;   ///< settings that a config file or the command line has set
   std::vector<std::string> of_run;  ///< settings that were not given and come from the run that is resumed
   std::vector<std::string> chosen;  ///< settings that the program has chosen for these ranks, because nothing set them
-  std::vector<std::string> former_names;  ///< names in `given` places that a setting had before, each once
+  std::vector<std::string> former_names;  ///< former names of settings that this start used, each once
   /// Tokens of an iteration on all ranks together.
   std::int64_t tokens_per_step() const { return gradient_accumulation_steps * batch_size * block_size; }
   bool was_given(std::string_view name) const { return contains(given, name); }

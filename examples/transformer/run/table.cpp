@@ -192,8 +192,12 @@ NamedSetting find_named(std::string_view name) {
 
 std::string NamedSetting::current(std::string_view value) const {
   std::int64_t number{};
-  if (!by_former_name || !setting->former_is_negative || !read_number(value, number) || number <= 0)
+  if (!by_former_name || !setting->former_is_negative || !read_number(value, number) || number == 0)
     return std::string(value);
+  if (number < 0)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting '{}': expected a whole number of at least 0, got '{}'; its present name is '{}'", setting->former_name,
+        excerpt(value), setting->name);
   return fmt::format("-{}", number);
 }
 

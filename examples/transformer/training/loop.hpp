@@ -238,14 +238,14 @@ class TrainingLoop {
       bool const measures = evaluation >= 2.5 && settings_.peak_tflops == 0;
       if (!raise(peak_, world, measures ? measure_host_rate<E>(world.device()) : 0)) return;
       meter_.set_peak(peak_.flops);
-      if (!settings_.verbose) return;
+      if (!settings_.verbose || meter_.peak() > peak_.flops) return;
       progress_.say(
           fmt::format("{} peak measured again: {:.1f} GFLOP/s a rank instead of {:.1f} (mfu is relative to it)",
                       host_products<E>, peak_.flops / world.size() / 1e9, before / world.size() / 1e9));
     }
   }
 
-  /// Says once that steps are faster than the peak: of a measured one with --verbose, of any other one always.
+  /// Prints one note if a step exceeds the peak. For a measured peak, only with --verbose.
   void note_on_peak(std::int64_t iteration) {
     if (noted_peak_ || meter_.peak() <= peak_.flops) return;
     noted_peak_ = true;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -19,7 +20,9 @@ namespace fs = std::filesystem;
 
 constexpr std::array endings_of_weights =
     std::to_array<std::string_view>({".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml",
-                                     ".h5", ".msgpack", ".onnx", ".onnx_data", ".npz", ".tflite", ".tmp"});
+                                     ".h5", ".ot", ".msgpack", ".onnx", ".onnx_data", ".npz", ".tflite", ".tmp"});
+/// Larger files are weights in a format whose ending is not listed.
+constexpr std::uintmax_t largest_file_beside_weights = std::uintmax_t{1} << 28;
 constexpr std::array files_of_gpt2_tokenizers =
     std::to_array<std::string_view>({"vocab.json", "merges.txt", "encoder.json", "vocab.bpe"});
 constexpr std::string_view chat_templates = "additional_chat_templates";
@@ -39,7 +42,8 @@ bool goes_with_model(std::string const& name) {
 void add_files(fs::path const& folder, fs::path const& below, std::vector<fs::path>& files) {
   std::error_code error;
   for (auto const& entry : fs::directory_iterator(folder / below, error))
-    if (auto const name = entry.path().filename(); is_file(entry.path()) && goes_with_model(name.string()))
+    if (auto const name = entry.path().filename(); is_file(entry.path()) && goes_with_model(name.string()) &&
+                                                   fs::file_size(entry.path(), error) <= largest_file_beside_weights)
       files.push_back(below / name);
 }
 

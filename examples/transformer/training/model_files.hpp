@@ -7,16 +7,16 @@
 
 namespace transformer {
 
-/// The files of a folder but config.json, adapter_config.json, weights of any format, hidden files, and those of a run:
-/// paths relative to the folder, sorted; none if the folder's path is empty. Of its folders only
-/// additional_chat_templates is looked into. Where the folder is a run's out_dir, only files_of_use belong to the
-/// model.
+/// The files of a folder but config.json, adapter_config.json, weights of any format, files of more than 256 MiB,
+/// hidden files, and those of a run: paths relative to the folder, sorted; none if the folder's path is empty. Of its
+/// folders only additional_chat_templates is looked into. Where the folder is a run's out_dir, only files_of_use belong
+/// to the model.
 std::vector<std::filesystem::path> files_beside_weights(std::filesystem::path const& folder);
 
 /// The files_of_use that are in a folder; none if its path is empty.
 std::vector<std::filesystem::path> files_of_use_in(std::filesystem::path const& folder);
 
-/// The files of a model's folder that an export of a run that began with it copies: files_beside_weights.
+/// Files that an export copies from the folder of the run's original model: files_beside_weights.
 /// @param original         empty: none
 /// @param with_tokenizer   false: the run has another tokenizer; the folder's tokenizer files are left out
 std::vector<std::filesystem::path> files_for_export(std::filesystem::path const& original, bool with_tokenizer);

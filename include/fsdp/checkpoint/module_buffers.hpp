@@ -73,16 +73,23 @@ template <class E>
   std::vector<std::vector<std::byte>> all;
   for (auto const& buffer : buffers) {
     if (!saved.is_object() || !saved.contains(buffer.name))
-      fail<ConfigError>("the saved buffers have no buffer '{}', which the modules have", buffer.name);
+      fail<ConfigError>("rank {}: the saved buffers have no buffer '{}', which the modules have", engine.rank(),
+                        buffer.name);
     auto const& entry = saved.at(buffer.name);
     auto const has = [&](char const* key, checkpoint::Json const& value) {
       return entry.is_object() && entry.contains(key) && entry.at(key) == value;
     };
+    auto const text_at = [&](char const* key) {
+      return entry.is_object() && entry.contains(key) ? entry.at(key).dump() : std::string("none");
+    };
     auto& values = all.emplace_back(buffer.bytes);
     if (!has("type", buffer.type) || !has("shape", buffer.shape) || !entry.contains("bytes") ||
         !entry.at("bytes").is_string() || !detail::parse_hexadecimal(entry.at("bytes").get<std::string>(), values))
-      fail<ConfigError>("the saved buffer '{}' is not what the modules have: {} ({}) with as many bytes", buffer.name,
-                        buffer.type, listed(buffer.shape));
+      fail<ConfigError>(
+          "rank {}: saved buffer '{}': expected type {}, shape ({}) and {} bytes as hexadecimal digits, got type {}, "
+          "shape {}",
+          engine.rank(), buffer.name, buffer.type, listed(buffer.shape), buffer.bytes, text_at("type"),
+          text_at("shape"));
   }
   for (std::size_t i = 0; i < buffers.size(); ++i)
     engine.device().copy_async(engine.compute(), buffers[i].data, all[i].data(), all[i].size());

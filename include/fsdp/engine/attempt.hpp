@@ -50,7 +50,7 @@ class [[nodiscard]] Rollback {
   int exceptions_ = std::uncaught_exceptions();
 };
 
-/// The same around one call of the engine, while which it refuses others.
+/// A Rollback for one call of the engine, which refuses other declarations until the call ends.
 template <class D>
 class [[nodiscard]] Attempt {
  public:

@@ -126,8 +126,8 @@ class DeclaredUnits {
   std::vector<std::size_t> named_;  ///< use by use: tensor_place(unit, tensor) of its module's tensors
   std::vector<std::size_t> ends_;   ///< by use: where its tensors end there
 
-  /// The state that restore() returns to: the number of units, named tensors, uses and tensors; then of each unit that a module
-  /// is added to, and of those beside it, its index, tensors, promises, and units beside it.
+  /// The state that restore() returns to: the number of units, named tensors, uses and tensors; then of each unit that
+  /// a module is added to, and of those beside it, its index, tensors, promises, and units beside it.
   using Mark = std::vector<std::size_t>;
   /// @param to  the unit that a module is about to be added to, if that is there already
   [[gnu::cold]] Mark mark(UnitId to) const {

@@ -16,6 +16,7 @@
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/layout.hpp"
 #include "fsdp/memory.hpp"
 #include "fsdp/tensor.hpp"
 
@@ -23,7 +24,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// A buffer of a module: a name, and where its values are.
 struct ModuleBuffer {
-  std::string name;    ///< full; each buffer of a list has another
+  std::string name;    ///< full, unique in a list
   std::string type{};  ///< of an element, compared over ranks: "fp32", "int64"
   std::vector<std::int64_t> shape{};
   void* data = nullptr;  ///< row-major, in memory of the host or of the engine's device
@@ -32,6 +33,7 @@ struct ModuleBuffer {
 
   ModuleBuffer() = default;
   /// @param values  as many elements as `extents` say, of an arithmetic type, bf16 or fp16
+  /// @throws UsageError if an extent is negative, or there are more than largest_numel elements
   template <class T>
   ModuleBuffer(std::string full_name, T* values, std::vector<std::int64_t> extents)
       : name(std::move(full_name)), shape(std::move(extents)), data(values), bytes(sizeof(T)) {
@@ -43,35 +45,44 @@ struct ModuleBuffer {
       floating = dtype_of<T>, type = fsdp::name(*floating);
     else
       type = formatted("{}int{}", std::is_signed_v<T> ? "" : "u", 8 * sizeof(T));
-    for (auto const extent : shape) bytes *= static_cast<std::size_t>(extent);
+    std::int64_t count = 1;
+    for (auto const extent : shape) {
+      FSDP_EXPECTS(extent >= 0, "buffer '{}': extents must not be negative, got ({})", name, listed(shape));
+      FSDP_EXPECTS(!__builtin_mul_overflow(count, extent, &count) && count <= largest_numel,
+                   "buffer '{}': shape ({}) has too many elements", name, listed(shape));
+    }
+    bytes *= static_cast<std::size_t>(count);
   }
 };
 
 /// The values that all ranks get of a buffer.
 enum class BufferSync : unsigned char {
-  average,    ///< the mean over ranks; of integers, rank 0's values
+  average,    ///< the mean over ranks of fp32, fp64, bf16 and fp16; rank 0's values of other types
   broadcast,  ///< rank 0's values
 };
 
 namespace detail {
 
-/// @param what  the call, for the message
-/// @throws UsageError if two buffers have one name, or one has no memory
-[[gnu::cold]] inline void expect_buffers(int rank, std::string_view what, std::vector<ModuleBuffer> const& buffers) {
+/// @return the fault of a list in which two buffers have one name, or one has no memory; empty: there is none
+[[gnu::cold]] inline std::string fault_of(std::vector<ModuleBuffer> const& buffers) {
   std::vector<std::string_view> names;
   for (auto const& buffer : buffers) {
-    FSDP_EXPECTS(buffer.data != nullptr || buffer.bytes == 0, "rank {}: {}: buffer '{}' is nullptr", rank, what,
-                 buffer.name);
+    if (buffer.data == nullptr && buffer.bytes > 0) return formatted("buffer '{}' is nullptr", buffer.name);
     names.push_back(buffer.name);
   }
   std::sort(names.begin(), names.end());
   auto const twice = std::adjacent_find(names.begin(), names.end());
-  if (twice != names.end())
-    fail<UsageError>("rank {}: {}: two buffers have the name '{}'; give each buffer its own name", rank, what, *twice);
+  if (twice == names.end()) return {};
+  return formatted("two buffers have the name '{}'; give each buffer its own name", *twice);
+}
+/// @param what  the call, for the message
+/// @throws UsageError if the list has a fault
+[[gnu::cold]] inline void expect_buffers(int rank, std::string_view what, std::vector<ModuleBuffer> const& buffers) {
+  if (auto const fault = fault_of(buffers); !fault.empty()) fail<UsageError>("rank {}: {}: {}", rank, what, fault);
 }
 
-/// The mean over ranks of `count` elements, in the place of the first rank's. Added as doubles in the order of ranks,
-/// and rounded once: a mean of equal fp32, bf16 or fp16 values is this value.
+/// The mean over ranks of `count` elements, in the place of the first rank's. Added as doubles in the order of ranks;
+/// fp32 and fp64 are rounded once, bf16 and fp16 through fp32. A mean of equal fp32, bf16 or fp16 values is this value.
 /// @param values  of the first rank; those of the next one are `stride` bytes further on
 template <class T>
 [[gnu::cold]] void mean_in_order(std::byte* values, std::size_t stride, int ranks, std::size_t count) {
@@ -202,7 +213,6 @@ template <class E>
   bool const averages = how == BufferSync::average;
   char const* const call = averages ? "average_buffers" : "broadcast_buffers";
   auto const turn = shards.enter(call);
-  expect_buffers(engine.rank(), call, buffers);
   engine.seal();
   engine.synchronize();  // what wrote them is complete; no rank goes on if a stream of one has failed
   std::string text;
@@ -213,8 +223,10 @@ template <class E>
   }
   auto const history = shards.history().text();
   text += formatted("{} buffers in all{}{}", buffers.size(), history.empty() ? "" : ", after ", history);
+  if (auto const fault = fault_of(buffers); !fault.empty()) text = fault;  // told to ranks whose lists have none
   shards.with_cause([&] {
     expect_equal_texts<OrderError>(engine.world(), text, averages ? "buffers to average" : "buffers to broadcast");
+    expect_buffers(engine.rank(), call, buffers);
     if (engine.world_size() > 1 && bytes > 0) BufferMover<E>(engine, buffers, how).run();
   });
 }
@@ -223,16 +235,16 @@ template <class E>
 
 /// Gives all ranks rank 0's values of the buffers, bit by bit: `broadcast_buffers(engine, {{"norm.mean", mean, {C}}})`.
 /// @param buffers  the same names, types and shapes in the same order on all ranks
-/// @throws OrderError on every rank if they differ, or ranks have stepped or discarded otherwise: no buffer has changed
-/// then; UsageError if two have one name, or one has no memory
-/// @note Stream: behind the work of all streams of the engine. The calling thread waits for the values.
+/// @throws OrderError on every rank if they differ, or ranks have stepped or discarded otherwise; UsageError if two
+/// have one name, or one has no memory, on all ranks: no buffer has changed then
+/// @note Stream: behind the work of all streams of the engine, for which the calling thread waits, and for the values.
 /// @note Collective: yes; seals the engine. A broadcast for each 4 MiB, which are its workspace at most.
 template <class E>
 void broadcast_buffers(E& engine, std::vector<ModuleBuffer> const& buffers) {
   detail::sync_buffers(engine, buffers, BufferSync::broadcast);
 }
-/// Gives all ranks the mean over ranks of the buffers, with the same bits on every rank and in every run; of integers,
-/// rank 0's values. Means are added as doubles in the order of ranks, and rounded once.
+/// Gives all ranks the mean over ranks of fp32, fp64, bf16 and fp16 buffers, with the same bits on every rank and in
+/// every run, and rank 0's values of the others. Means are added as doubles in the order of ranks.
 /// @param buffers  as in broadcast_buffers
 /// @throws as broadcast_buffers
 /// @note Stream: as broadcast_buffers.

@@ -20,8 +20,9 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 [[gnu::cold]] inline std::string text_of(std::string_view unit, FlatLayout const& layout) {
   auto lines = formatted("unit '{}'\n", unit);
   for (auto const& tensor : layout.tensors())
-    lines += formatted("unit '{}': tensor '{}' ({}) at {}, decay {}, init {}\n", unit, tensor.name,
-                       listed(tensor.shape), tensor.offset, tensor.decay, to_text(tensor.init));
+    lines += formatted("unit '{}': tensor '{}' ({}) at {}, decay {}, init {}{}\n", unit, tensor.name,
+                       listed(tensor.shape), tensor.offset, tensor.decay, to_text(tensor.init),
+                       tensor.tag == 0 ? std::string() : formatted(", tag {}", tensor.tag));
   return lines;
 }
 

@@ -21,13 +21,14 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch::detail {
 /// The names of uses and their modules, in the order of registration.
 using NamedModules = std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>;
 
-/// The buffers of modules, in the order of the modules. A tensor that several uses or modules have counts once, and has
-/// its first name.
+/// The buffers of modules, in the order of the modules. A tensor shared by several uses or modules is listed once,
+/// under its first name.
 class TorchBufferList {
  public:
-  /// @throws UsageError if a buffer is on another device than the engine, or no array of values
+  /// @throws UsageError if a buffer is sparse, or torch's current stream is not the engine's compute stream
   template <class E>
   TorchBufferList(E& engine, NamedModules const& modules) {
+    TorchDevice<typename E::Device>::expect_current(engine.device(), engine.compute(), engine.rank(), "buffers");
     auto const device = TorchDevice<typename E::Device>::of(engine.device());
     for (auto const& [use, module] : modules)
       for (auto const& item : module->named_buffers())
@@ -42,7 +43,7 @@ class TorchBufferList {
     for (auto& [tensor, values] : tensors_)
       if (values.is_same(tensor)) {
         if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
-      } else if (!torch::equal(values, tensor)) {
+      } else {
         tensor.copy_(values);
       }
   }
@@ -63,11 +64,11 @@ class TorchBufferList {
     return false;
   }
   void add(std::string name, at::Tensor const& tensor, at::Device device, int rank) {
-    bool const is_here = tensor.device().type() == device.type() && tensor.layout() == at::kStrided &&
-                         (!device.has_index() || tensor.device().index() == device.index());
-    FSDP_EXPECTS(is_here, "rank {}: buffer '{}' is a {} tensor on {}; expected a dense one on {}, where the engine is",
-                 rank, name, tensor.toString(), tensor.device().str(), device.str());
-    auto values = tensor.is_contiguous() ? tensor : tensor.detach().contiguous();
+    FSDP_EXPECTS(tensor.layout() == at::kStrided, "rank {}: buffer '{}' is a {} tensor; expected a dense one", rank,
+                 name, tensor.toString());
+    bool const is_here =
+        tensor.device().type() == device.type() && (!device.has_index() || tensor.device().index() == device.index());
+    auto values = is_here && tensor.is_contiguous() ? tensor : tensor.detach().to(device).contiguous();
     auto& buffer = list_.emplace_back();
     buffer.name = std::move(name);
     buffer.type = c10::toString(tensor.scalar_type());
@@ -80,7 +81,7 @@ class TorchBufferList {
 
   std::vector<ModuleBuffer> list_;
   std::vector<std::pair<at::Tensor, at::Tensor>>
-      tensors_;  ///< with the values, which are apart if it is not contiguous
+      tensors_;  ///< with the values: a copy if the tensor is not contiguous, or on another device
 };
 
 /// @note Collective: yes; as average_buffers or broadcast_buffers.
@@ -91,7 +92,7 @@ void sync_module_buffers(E& engine, NamedModules const& modules, BufferSync how)
     average_buffers(engine, buffers.list());
   else
     broadcast_buffers(engine, buffers.list());
-  buffers.written();
+  if (engine.world_size() > 1 && (how == BufferSync::average || engine.rank() != 0)) buffers.written();
 }
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch::detail

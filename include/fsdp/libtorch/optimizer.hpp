@@ -145,6 +145,7 @@ class ShardOptimizer {
     auto const shards = engine_->shards();
     auto const turn = shards.enter("an optimizer's step");
     shards.begin_step(name(), static_cast<float>(optimizer_->param_groups()[0].options().get_lr()), norm);
+    for (auto& part : parts_) part.parameter.mutable_grad().reset();  // of a step that ended with an exception
     float const factor = norm.engine() == nullptr ? 1.0f : decided();
     fsdp::detail::update_units(shards, [&](auto& unit) { step_torch(unit, factor); });
     if (factor < 0.0f) return;
@@ -240,7 +241,8 @@ class ShardOptimizer {
     engine_->device().synchronize(engine_->compute());
     return copy;
   }
-  /// Gives the unit's parts their gradients, and lets torch step the parts that have one.
+  /// Gives the unit's parts their gradients, and lets torch step the parts that have one: torch's optimizer steps once
+  /// for each unit.
   /// @param factor  of gradients; below 0: nothing is stepped
   void step_torch(typename E::Unit& unit, float factor) {
     if (factor < 0.0f) return;

@@ -81,7 +81,7 @@ class BufferPlanner : protected UnitPlanner {
     return input_.allow_no_sync && writes_fp32(unit) && !program_.units[unit].writes_shards;
   }
   bool waits_in_accumulator(std::uint32_t unit) const { return program_.units[unit].accumulates; }
-  /// Whether the use's forward may end with the unit, one of the use's, dropped.
+  /// Whether the unit, one of the use's, may be resharded when the use's forward ends.
   bool may_drop(std::size_t use, std::size_t unit) const {
     return gathers(unit) && !order().returns(use) && input_.units[unit].reshards_after_forward;
   }
@@ -95,7 +95,7 @@ class BufferPlanner : protected UnitPlanner {
     if (!in_backward) return false;
     return !may_drop(use, unit) || (input_.keep_last && use == last_that_may_drop());
   }
-  /// Whether no use after this one, in a backward pass that ends with the use `end`, is of the same units.
+  /// Whether this is the last use of its units in a backward pass that ends with the use `end`.
   bool is_last_in_backward(std::size_t use, std::size_t end) const {
     auto const earlier = order().previous_use(use);
     return earlier == UseOrder::none || earlier < end;

@@ -31,7 +31,7 @@ struct PathPlan {
   [[gnu::cold, gnu::noinline]] ~PathPlan() = default;
 };
 
-/// The first place of `ends` whose unit has an element of `range` or lies behind it. @param ends  ascending
+/// Index of the first unit that ends after `range` begins. @param ends  where each unit ends, ascending
 inline std::size_t first_place(std::vector<std::int64_t> const& ends, Range range) {
   return static_cast<std::size_t>(std::lower_bound(ends.begin(), ends.end(), range.begin + 1) - ends.begin());
 }

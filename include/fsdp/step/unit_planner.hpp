@@ -150,7 +150,7 @@ class UnitPlanner {
   /// The use of the path is one of a module whose tensors are all frozen.
   bool is_frozen(std::size_t use) const { return frozen_[order().declared(use)]; }
   /// @param end  the use that ends a backward pass of the path
-  /// @return by unit: the unit has a use, of a module with tensors that train, to which such a pass does not come
+  /// @return by unit: whether such a pass leaves out a use whose module has tensors that train
   [[gnu::cold]] FixedArray<bool> lacking_units(std::size_t end) const {
     FixedArray<bool> lacks(program_.units.size());
     if (path_ == &paths_[0]) return lacks;

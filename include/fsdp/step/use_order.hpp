@@ -141,7 +141,7 @@ class UseOrder {
   auto const turns = schedule.backward_turns(0);
   using Lists = std::vector<std::vector<std::size_t>>;
   PrefetchLists lists{Lists(uses), Lists(uses), Lists(turns.size() > uses ? uses : 0)};
-  /// By position: the next position that has another unit, with parameters; `count`: there is none.
+  /// For each position, the next position with a different unit that has parameters; `count` if there is none.
   auto const next_units = [&](std::size_t count, auto const& unit_at) {
     std::vector<std::size_t> next(count);
     auto filled = count;  // the next position whose unit has parameters
