@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Buffers of torch modules are equal on all ranks at the start and after sync_buffers, and a checkpoint has them once.
-// A registration that throws leaves nothing behind. ranks: 1 needs: LibTorch skip-tsan skip-asan
+// ranks: 1
+// needs: LibTorch
+// skip-tsan
+// skip-asan
 #include <cstdint>
 #include <memory>
 #include <string>

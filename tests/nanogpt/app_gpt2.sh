@@ -145,7 +145,7 @@ exports_all --out_dir=chats --checkpoint=latest
 exports_all --out_dir=second
 if command -v python3 >/dev/null; then  # checkpoints of older versions have the setting alone
   cp -r chats old
-  check "an older checkpoint" python3 "$support/edit_checkpoint.py" old '"origin": "chat",\n *' ''
+  check "an older checkpoint" python3 "$support/edit_checkpoint.py" old '"origin": "[^"]*/chat",\n *' ''
   check "its setting" python3 "$support/edit_checkpoint.py" old '"init_from": "[^"]*"' '"init_from": "auto:chat"'
   exports_all --out_dir=old
 fi
