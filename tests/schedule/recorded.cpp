@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recorded runs of a table of engines: events, waits and collectives order all accesses to each byte, on all ranks.
 // Each derived wait is left out of the recording in turn: then a pair of accesses is unordered. unneeded() lists the
-// few kinds of waits for which this does not hold. skip-sanitizers full-run: [recorded] timeout: 3600
+// few kinds of waits for which this does not hold.
+// skip-sanitizers
+// full-run: [recorded]
+// timeout: 3600
 #include <fmt/format.h>
 
 #include <algorithm>
