@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "fsdp/version.hpp"
+
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Finds entries of a list by their names in constant time. The list keeps the names; the table has a hash for each
