@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fsdp/version.hpp"
+#include "fsdp/init.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
@@ -28,7 +28,7 @@ class NameTable {
   }
   /// Adds the entry of position size(). @pre reserve() was called for it
   [[gnu::cold]] void add(std::string_view name) noexcept {
-    entries_.push_back({hash(name), none});
+    entries_.push_back({hash_name(name), none});
     link(entries_.size() - 1);
   }
   /// Removes all but the first `count` entries.
@@ -41,7 +41,7 @@ class NameTable {
   template <class IsIt>
   std::size_t find(std::string_view name, IsIt const& is_it) const {
     if (entries_.empty()) return none;
-    auto const wanted = hash(name);
+    auto const wanted = hash_name(name);
     for (auto i = heads_[wanted & (heads_.size() - 1)]; i != none; i = entries_[i].next)
       if (entries_[i].hash == wanted && is_it(i)) return i;
     return none;
@@ -53,12 +53,6 @@ class NameTable {
     std::size_t next;  ///< an earlier entry with the same head; none: there is none
   };
 
-  /// FNV-1a (Fowler, Noll, Vo) of 64 bits, with its high bits folded into the low ones.
-  static std::uint64_t hash(std::string_view name) noexcept {
-    std::uint64_t h = 0xcbf29ce484222325u;
-    for (auto const c : name) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-    return h ^ (h >> 32);
-  }
   std::size_t& head(std::uint64_t of) noexcept { return heads_[of & (heads_.size() - 1)]; }
   void link(std::size_t entry) noexcept {
     auto& first = head(entries_[entry].hash);
