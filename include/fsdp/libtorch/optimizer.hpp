@@ -145,7 +145,6 @@ class ShardOptimizer {
     auto const shards = engine_->shards();
     auto const turn = shards.enter("an optimizer's step");
     shards.begin_step(name(), static_cast<float>(optimizer_->param_groups()[0].options().get_lr()), norm);
-    for (auto& part : parts_) part.parameter.mutable_grad().reset();  // of a step that ended with an exception
     float const factor = norm.engine() == nullptr ? 1.0f : decided();
     fsdp::detail::update_units(shards, [&](auto& unit) { step_torch(unit, factor); });
     if (factor < 0.0f) return;
@@ -257,8 +256,14 @@ class ShardOptimizer {
       gradient = torch::from_blob(unit.gradient + part.segment.offset, {part.segment.count}, part.parameter.options());
       if (factor != 1.0f) gradient.mul_(factor);
     });
-    optimizer_->step_shards();
-    for_each([](Part& part) { part.parameter.mutable_grad().reset(); });
+    auto const forget_gradients = [&] { for_each([](Part& part) { part.parameter.mutable_grad().reset(); }); };
+    try {
+      optimizer_->step_shards();
+    } catch (...) {  // a later step must not find them
+      forget_gradients();
+      throw;
+    }
+    forget_gradients();
   }
   at::Tensor& array_of(typename Arrays::State& state, std::size_t which) const {
     if constexpr (requires { Arrays::array(state, which, options_); })
