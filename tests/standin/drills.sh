@@ -84,7 +84,7 @@ drill() { # drill NAME
     ((rank != victim)) || continue
     check "$1 of rank $victim: rank $rank still waits after its deadline" gone "$rank"
     waiting="^fsdp: rank $rank of 4 \(cuda:$rank\): waiting in ([a-z_]+ [0-9]+ of [0-9]+ [a-z0-9]+ for unit '[^']+' \([a-z]+\)|exchange of '[^']+'), for .* s"
-    if [[ $1 == mpirun ]]; then waiting+="|^nanogpt: SIGTERM at iteration [0-9]+: (stopping|saves)"; fi
+    if [[ $1 == mpirun ]]; then waiting+="|^nanogpt: SIGTERM at iteration [0-9]+: (stopping|saving)"; fi
     check "$1 of rank $victim: rank $rank did not say what it waited for" said "$rank" "$waiting"
     [[ $1 != mpirun && $1 != recovery ]] || continue
     wait "${starters[rank]}"
