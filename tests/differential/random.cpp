@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random models under every strategy and option, with segments, paths, and state in host memory: equal
 // in every bit where docs/numerics.md promises it, and, unless values are rounded to bf16, within 1e-5 of a reference
-// in double. Optimizers have collectives of their own now and then; Muon has no reference. A seed that fails prints a program that repeats it.
+// in double. Optimizers have collectives of their own now and then; Muon has no reference. A seed that fails prints a
+// program that repeats it. --digests compares nothing: it prints what two states of the library must have in common.
 //
 // links: fsdp_test_trial
 // full-run: --seeds=2000
@@ -33,7 +34,8 @@ struct Case {
 /// and then with segments. One of the four settings comes twice, once with segments.
 Case draw_case(std::uint64_t seed) {
   trial::Draw draw(seed);
-  Case drawn{trial::draw_trial(draw, {.freezes = true, .narrow = true, .paths = true, .communicates = true}), std::vector<trial::Setting>(1)};
+  Case drawn{trial::draw_trial(draw, {.freezes = true, .narrow = true, .paths = true, .communicates = true}),
+             std::vector<trial::Setting>(1)};
   auto const needs = trial::needs_of(drawn.trial.script);
   drawn.settings[0].options.allow_no_sync = needs.unsynced;
   drawn.settings[0].options.allow_frozen_parameters = needs.activations;
@@ -61,6 +63,13 @@ std::string difference(Case const& of, int* compared = nullptr) {
   }
 }
 
+/// The digests of all settings, to compare two states of the library on one machine.
+std::string digests_of(Case const& of) {
+  trial::Digests digests;
+  for (auto const& setting : of.settings) digests.add(trial::run_setting(of.trial, setting));
+  return fmt::format("results {:016x}, programs {:016x}", digests.results, digests.programs);
+}
+
 /// Without the settings and the steps at the end that the difference does not need.
 Case shrunk(Case from) {
   for (std::size_t s = from.settings.size(); s-- > 0 && from.settings.size() > 1;) {
@@ -81,6 +90,7 @@ Case shrunk(Case from) {
 
 int main(int argc, char** argv) {
   fsdp::testing::Seeds seeds{.count = 60};
+  bool digests = false;
   for (int i = 1; i < argc; ++i) {
     std::string const option = argv[i];
     auto const value = std::strtoull(option.c_str() + std::min(option.size(), option.find('=') + 1), nullptr, 10);
@@ -92,10 +102,19 @@ int main(int argc, char** argv) {
       auto const of = draw_case(value);
       std::fputs(trial::program(of.trial, of.settings).c_str(), stdout);
       return 0;
+    } else if (option == "--digests") {
+      digests = true;
     } else {
-      fmt::print(stderr, "usage: {} [--seeds=N] [--seed=S] [--print=S]\n", argv[0]);
+      fmt::print(stderr, "usage: {} [--seeds=N] [--seed=S] [--print=S] [--digests]\n", argv[0]);
       return 2;
     }
+  }
+  if (digests) {
+    auto const tell = [](std::uint64_t seed, std::string const& text) { fmt::print("seed {}: {}\n", seed, text); };
+    return each_seed(
+               seeds, [](std::uint64_t seed) { return digests_of(draw_case(seed)); }, tell) == seeds.count
+               ? 0
+               : 1;
   }
   int compared = 0, programs = 0;
   auto const run = [&](std::uint64_t seed) {

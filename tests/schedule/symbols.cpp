@@ -20,6 +20,7 @@
 #include "fsdp/step/step_input.hpp"
 #include "fsdp/step/symbols.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/random_inputs.hpp"
 #include "tests/support/step_inputs.hpp"
 
 namespace {
@@ -34,6 +35,8 @@ using fsdp::step::Pool;
 using fsdp::step::Position;
 using fsdp::step::Primitive;
 using fsdp::testing::equal_units;
+using fsdp::testing::input_at_random;
+using fsdp::testing::offloading;
 using fsdp::testing::PaperStep;
 using List = std::vector<Executed>;
 
@@ -45,87 +48,6 @@ std::vector<std::string> problems(PaperStep const& of, List const& list) {
   return symbols.problems();
 }
 
-/// Segments whose units have no use outside them.
-void segments_at_random(StepInput& input, std::mt19937& random) {
-  auto const& uses = input.uses;
-  std::vector<std::pair<std::size_t, std::size_t>> segments;
-  for (std::size_t first = 0; first < uses.size();) {
-    auto const last = std::min(first + random() % 4, uses.size() - 1);
-    bool whole = random() % 4 > 0;
-    for (std::size_t use = 0; use < uses.size(); ++use)
-      whole = whole && ((first <= use && use <= last) ||
-                        std::find(uses.begin() + static_cast<std::ptrdiff_t>(first),
-                                  uses.begin() + static_cast<std::ptrdiff_t>(last) + 1,
-                                  uses[use]) == uses.begin() + static_cast<std::ptrdiff_t>(last) + 1);
-    if (whole) segments.emplace_back(first, last);
-    first = whole ? last + 1 : first + 1;
-  }
-  input = fsdp::testing::with_segments(std::move(input), segments);
-}
-/// As an engine declares what lies in host memory.
-StepInput offloading(StepInput input, fsdp::Offloaded const& what) {
-  input.offload = what;
-  for (auto& unit : input.units) {
-    unit.offloads_masters = what.masters && !unit.frozen && unit.types.parameter != unit.types.master;
-    if (unit.offloads_masters) unit.types.master = unit.types.parameter;
-  }
-  return input;
-}
-/// A declaration, and flags that its options allow.
-StepInput input_at_random(std::mt19937& random) {
-  auto const below = [&](unsigned n) { return static_cast<int>(random() % n); };
-  auto input = equal_units(1 + below(6), 1 << below(3), 1 << below(2));
-  for (auto& unit : input.units) {
-    unit.elements = 256 * below(5);
-    unit.shards = below(4) > 0;
-    unit.reshards_after_forward = unit.shards && below(4) > 0;
-    unit.hooked = below(3) == 0;
-  }
-  input.units.front().elements = 512;
-  auto const firsts = [&] {
-    return input.uses[static_cast<std::size_t>(below(static_cast<unsigned>(input.uses.size())))];
-  };
-  if (below(2) == 0) {  // modules of several units, and frozen units
-    for (std::size_t u = 1; u < input.units.size(); ++u) {
-      auto& unit = input.units[u];
-      unit.frozen = below(3) == 0, unit.skips_gradients = below(2) == 0;
-      if (below(3) == 0) continue;
-      std::erase(input.uses, u);
-      do {
-        unit.beside = static_cast<std::uint32_t>(firsts());
-      } while (unit.beside > u);
-    }
-  }
-  for (int more = below(3); more > 0; --more)
-    input.uses.insert(input.uses.begin() + below(static_cast<unsigned>(input.uses.size())), firsts());
-  if (below(3) == 0)  // modules that train nothing, in units that others train
-    for (std::size_t use = 0; use < input.uses.size(); ++use) {
-      auto const later = input.uses.begin() + static_cast<std::ptrdiff_t>(use) + 1;
-      bool const again = std::find(later, input.uses.end(), input.uses[use]) != input.uses.end();
-      if (again && below(2) == 0) input.frozen_uses.push_back(use);
-    }
-  if (below(2) == 0) segments_at_random(input, random);
-  input.keep_last = below(3) > 0;
-  input.keep_root = below(3) > 0;
-  input = fsdp::testing::with_prefetch(std::move(input), below(4), below(4));
-  if (below(3) == 0) input.max_ahead_bytes = 1024 * (1 + below(12));
-  input.allow_keep_unsharded = below(4) == 0;
-  if (input.shards == 4 && !input.allow_keep_unsharded && below(2) == 0) input.reshard_ranks = 2;
-  input.allow_no_sync = below(2) == 0;
-  input.allow_no_replica_sync = below(2) == 0;
-  input.bucket_bytes = 1024 * below(4);
-  input.first_bucket_bytes = 512;
-  fsdp::ElementTypes types;
-  if (below(2) == 1) types.parameter = fsdp::DType::bf16;
-  if (below(2) == 1) types.gradient = fsdp::DType::bf16;
-  fsdp::testing::set_types(input, types);
-  if (below(3) == 0)  // some are fp32
-    for (auto& unit : input.units)
-      if (below(2) == 0) unit.types = {};
-  if (types.gradient == fsdp::DType::f32 && below(2) == 0) input.wire = fsdp::DType::bf16;
-  if (below(2) == 0) return input;
-  return offloading(std::move(input), {below(2) == 0, below(2) == 0, below(2) == 0});
-}
 BackwardFlags flags_at_random(PaperStep const& of, std::mt19937& random) {
   for (;;) {
     BackwardFlags const flags{random() % 2 == 0, random() % 2 == 0, random() % 2 == 0};

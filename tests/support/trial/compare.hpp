@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -153,6 +154,29 @@ inline std::string bits_differ(Outcomes const& a, Outcomes const& b) {
   if (auto text = bits_differ("initial parameter", a[0].initial, b[0].initial); !text.empty()) return text;
   return bits_differ("parameter", a[0].parameters, b[0].parameters);
 }
+
+/// Hash of the bits of all results, and of the engines' programs. Bits depend on the compiler and the processor.
+struct Digests {
+  std::uint64_t results = 0, programs = 0;
+
+  void add(Outcomes const& outcomes) {
+    for (auto const& of : outcomes) {
+      add(of.initial), add(of.parameters), add(of.outputs), add(of.norms);
+      for (auto const& gradients : of.gradients) add(gradients);
+      programs = 31 * programs + of.program;
+    }
+  }
+
+ private:
+  template <class T>
+  void add(std::vector<T> const& values) {
+    results = 31 * results + fsdp::hash_name({reinterpret_cast<char const*>(values.data()), values.size() * sizeof(T)});
+  }
+  template <class T>
+  void add(Tensors<T> const& tensors) {
+    for (auto const& tensor : tensors) add(tensor.values);
+  }
+};
 
 /// The first value of a rank that is not the reference's within 1e-5; empty: none. Gradients are relative to their
 /// norm, parameters to the largest norm that they have had (one that starts at zero may come near it again).

@@ -224,6 +224,7 @@ struct Outcome {
   std::vector<Tensors<T>> gradients;  ///< of each Op::gradients
   std::vector<double> norms;          ///< of each Op::clip that reads one
   std::vector<T> outputs;             ///< the model's, of each forward and evaluation, row by row
+  std::uint64_t program = 0;          ///< hash of the engine's program
 };
 
 /// A number in [0, 1) of (salt, place): inputs, targets and row counts are functions of it.

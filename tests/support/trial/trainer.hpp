@@ -26,6 +26,7 @@
 #include "fsdp/optim/optimizers.hpp"
 #include "fsdp/paths.hpp"
 #include "tests/support/backward_flags.hpp"
+#include "tests/support/program_dump.hpp"
 #include "tests/support/trial/model.hpp"
 #include "tests/support/trial/optimizers.hpp"
 #include "tests/support/trial/part.hpp"
@@ -70,6 +71,7 @@ class Trainer {
   /// @param inside  called for every tensor that this rank gets
   void end(Inside const& inside = {}) {
     outcome_.parameters = export_parameters(inside);
+    outcome_.program = program();
     synchronize();
     expect_bytes();
     meet();
@@ -104,6 +106,7 @@ class Trainer {
   virtual void step(float rate) = 0;
   virtual Tensors<float> export_parameters(Inside const& inside) = 0;
   virtual Tensors<float> export_gradients() = 0;
+  virtual std::uint64_t program() const = 0;
   virtual void import_parameters() = 0;
   virtual void synchronize() = 0;
   virtual void expect_bytes() = 0;  ///< at rest, and never more than planned
@@ -389,6 +392,11 @@ class EngineTrainer final : public Trainer {
   static Tensors<float> by_name(Tensors<float> all) {
     std::sort(all.begin(), all.end(), [](auto const& a, auto const& b) { return a.name < b.name; });
     return all;
+  }
+  std::uint64_t program() const override {
+    fsdp::testing::ProgramDump dump;
+    dump.add(engine_.program());
+    return fsdp::hash_name(dump.text());
   }
   void import_parameters() override {
     fsdp::import_shard(engine_, [](fsdp::TensorInfo const& tensor, Index first, std::span<float> values) {
