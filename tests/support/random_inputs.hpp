@@ -38,7 +38,6 @@ inline StepInput offloading(StepInput input, Offloaded const& what) {
   input.offload = what;
   for (auto& unit : input.units) {
     unit.offloads_masters = what.masters && !unit.frozen && unit.types.parameter != unit.types.master;
-    if (unit.offloads_masters) unit.types.master = unit.types.parameter;
   }
   return input;
 }
@@ -50,8 +49,8 @@ inline StepInput input_at_random(std::mt19937& random, unsigned most_units = 6) 
   auto input = equal_units(units, shards, replicas);
   for (auto& unit : input.units) {
     unit.elements = 256 * below(5);
-    unit.shards = below(4) > 0;
-    unit.reshards_after_forward = unit.shards && below(4) > 0;
+    unit.sharded = below(4) > 0;
+    unit.reshards_after_forward = unit.sharded && below(4) > 0;
     unit.hooked = below(3) == 0;
   }
   input.units.front().elements = 512;
@@ -65,8 +64,8 @@ inline StepInput input_at_random(std::mt19937& random, unsigned most_units = 6) 
       if (below(3) == 0) continue;
       std::erase(input.uses, u);
       do {
-        unit.beside = static_cast<std::uint32_t>(firsts());
-      } while (unit.beside > u);
+        unit.first = static_cast<std::uint32_t>(firsts());
+      } while (unit.first > u);
     }
   }
   for (int more = below(3); more > 0; --more) {
@@ -113,8 +112,13 @@ inline StepInput input_with_paths_at_random(std::mt19937& random, unsigned most_
   input.paths = detail::FixedArray<StepPath>(random() % 3);
   for (auto& path : input.paths) {
     path.name = "path";
-    for (auto more = 1 + random() % (2 * input.uses.size()); more > 0; --more)
-      path.uses.push_back(random() % input.uses.size());
+    for (auto more = 1 + random() % (2 * input.uses.size()); more > 0; --more) {
+      auto const use = random() % input.uses.size();
+      auto const segment = input.segments.empty() ? Schedule::none : input.segments[use];
+      if (segment == Schedule::none) path.uses.push_back(use);
+      for (auto at = segment; at < input.segments.size() && input.segments[at] == segment; ++at)  // all of it
+        path.uses.push_back(at);
+    }
   }
   return input;
 }
