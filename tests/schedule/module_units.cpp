@@ -374,7 +374,7 @@ TEST_CASE("slots by size do not depend on the order in which modules name their 
     bool const small_first = module % 2 == 0;
     input.units.push_back({small_first ? 1024 : 8192, "first"});
     input.units.push_back({small_first ? 8192 : 1024, "second"});
-    input.units.back().beside = 2 * module;
+    input.units.back().first = 2 * module;
   }
   auto const program = fsdp::compile_program(input);
   fsdp::MemoryPlanInput plan;

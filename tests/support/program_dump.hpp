@@ -67,10 +67,10 @@ class ProgramDump {
     fmt::format_to(std::back_inserter(text_), format, std::forward<Values>(values)...);
     text_ += '\n';
   }
-  void add(Program::Unit const& unit) {
+  void add(step::Unit const& unit) {
     line("unit '{}' {} types {} {} {} ranks {} {} flags {:d}{:d}{:d}{:d}{:d}{:d}{:d}{:d} slots {} {} {} {}", unit.name,
          unit.elements, static_cast<int>(unit.types.parameter), static_cast<int>(unit.types.gradient),
-         static_cast<int>(unit.types.master), unit.shards, unit.replicas, unit.frozen, unit.in_backward,
+         static_cast<int>(unit.gathered_type()), unit.shards, unit.replicas, unit.frozen, unit.in_backward,
          unit.reads_masters, unit.writes_shards, unit.waits_for_replicas, unit.accumulates, unit.sets_gradients,
          unit.hooked, unit.gather_slot, unit.kept_slot, unit.gradient_slot, unit.staging_slot);
   }

@@ -38,7 +38,6 @@ inline StepInput offloading(StepInput input, Offloaded const& what) {
   input.offload = what;
   for (auto& unit : input.units) {
     unit.offloads_masters = what.masters && !unit.frozen && unit.types.parameter != unit.types.master;
-    if (unit.offloads_masters) unit.types.master = unit.types.parameter;
   }
   return input;
 }
@@ -50,8 +49,8 @@ inline StepInput input_at_random(std::mt19937& random, unsigned most_units = 6) 
   auto input = equal_units(units, shards, replicas);
   for (auto& unit : input.units) {
     unit.elements = 256 * below(5);
-    unit.shards = below(4) > 0;
-    unit.reshards_after_forward = unit.shards && below(4) > 0;
+    unit.sharded = below(4) > 0;
+    unit.reshards_after_forward = unit.sharded && below(4) > 0;
     unit.hooked = below(3) == 0;
   }
   input.units.front().elements = 512;
@@ -65,8 +64,8 @@ inline StepInput input_at_random(std::mt19937& random, unsigned most_units = 6) 
       if (below(3) == 0) continue;
       std::erase(input.uses, u);
       do {
-        unit.beside = static_cast<std::uint32_t>(firsts());
-      } while (unit.beside > u);
+        unit.first = static_cast<std::uint32_t>(firsts());
+      } while (unit.first > u);
     }
   }
   for (int more = below(3); more > 0; --more) {

@@ -161,7 +161,7 @@ class StepMemory {
   Place place_in_slot(step::Operation const& operation, step::Cells cell) const {
     auto const& program = engine_->program();
     auto const slot = cell.pool == Pool::kept ? cell.first : cell.first / 2;
-    auto const after = [&](std::vector<BufferPlan> const& slots, std::size_t count) {
+    auto const after = [&](std::vector<Slot> const& slots, std::size_t count) {
       std::uintptr_t bytes = 0;
       for (std::size_t i = 0; i < count; ++i) bytes += static_cast<std::uintptr_t>(slots[i].bytes);
       return bytes;

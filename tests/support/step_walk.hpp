@@ -34,9 +34,9 @@ class StepWalk {
 
   std::int64_t elements(std::size_t unit) const { return input.units[unit].elements; }
   /// Several ranks share the unit.
-  bool divided(std::size_t unit) const { return input.units[unit].shards && input.shards > 1; }
+  bool divided(std::size_t unit) const { return input.units[unit].sharded && input.shards > 1; }
   bool gathers(std::size_t unit) const {
-    return divided(unit) || input.units[unit].types.parameter != input.units[unit].types.master;
+    return divided(unit) || input.units[unit].types.parameter != input.units[unit].gathered_type();
   }
   bool reduces(std::size_t unit) const { return divided(unit) || !writes_fp32(input); }
   bool own_gather_slot(std::size_t unit) const {
@@ -192,7 +192,7 @@ inline MemoryPlan walked_memory_plan(MemoryPlanInput const& input) {
   for (std::size_t unit = 0; unit < input.units.size(); ++unit) {
     auto const padded = walk.elements(unit), shard = walk.divided(unit) ? padded / input.shards : padded;
     bool const partial =
-        input.allow_no_replica_sync && input.units[unit].shards && input.replicas > 1 && walk.reduces(unit);
+        input.allow_no_replica_sync && input.units[unit].sharded && input.replicas > 1 && walk.reduces(unit);
     plan.parameters += shard * 4;
     plan.gradients += shard * (partial ? 8 : 4);
     plan.optimizer += shard * input.moments * static_cast<std::int64_t>(input.moment_bytes);

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fsdp/layout.hpp"
-#include "fsdp/step/buffer_planner.hpp"
+#include "fsdp/step/place_buffers.hpp"
 #include "fsdp/step/memory_plan.hpp"
 #include "tests/catch.hpp"
 

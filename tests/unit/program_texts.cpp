@@ -53,8 +53,8 @@ fsdp::MemoryPlanInput blocks_in_pairs() {
   return input;
 }
 
-void never_reshard(fsdp::StepUnit& unit) { unit.reshards_after_forward = false; }
-void never_shard(fsdp::StepUnit& unit) { unit.shards = unit.reshards_after_forward = false; }
+void never_reshard(fsdp::step::Unit& unit) { unit.reshards_after_forward = false; }
+void never_shard(fsdp::step::Unit& unit) { unit.sharded = unit.reshards_after_forward = false; }
 
 /// The lines of the passes that train.
 std::string training(fsdp::MemoryPlanInput const& input, fsdp::Facts facts = fsdp::plain_step) {

@@ -242,6 +242,13 @@ inline void parse_parts(Manifest& manifest, Fields const& fields, bool one, std:
   if (!manifest.parts.empty()) manifest.steps_taken = manifest.parts[0].steps;
 }
 
+inline void expect_file_of_each_rank(Manifest const& manifest, Fields const& fields) {
+  std::set<std::string_view> names;
+  for (auto const& file : manifest.files) names.insert(file.first);
+  if (manifest.files.size() != static_cast<std::size_t>(manifest.world_size) || names.size() != manifest.files.size())
+    fields.wrong("files", formatted("one entry for each of {} ranks", manifest.world_size));
+}
+
 /// @throws ConfigError if a field is missing or malformed, or the checksum differs
 inline Manifest parse_manifest(std::string_view text, std::string_view what) {
   auto json = parse_object(text, what);
@@ -298,10 +305,7 @@ inline Manifest parse_manifest(std::string_view text, std::string_view what) {
     manifest.files.emplace_back(std::move(name), each.checksum("description_xxh64"));
     if (manifest.files.size() > static_cast<std::size_t>(manifest.world_size)) break;
   }
-  std::set<std::string_view> names;
-  for (auto const& file : manifest.files) names.insert(file.first);
-  if (manifest.files.size() != static_cast<std::size_t>(manifest.world_size) || names.size() != manifest.files.size())
-    fields.wrong("files", formatted("one entry for each of {} ranks", manifest.world_size));
+  expect_file_of_each_rank(manifest, fields);
   manifest.extra = fields.at("extra");
   return manifest;
 }

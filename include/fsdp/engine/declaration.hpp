@@ -239,23 +239,22 @@ class Declaration : public DeclaredUnits<P> {
 
   [[gnu::cold]] MemoryPlanInput plan_input() const {
     MemoryPlanInput input;
-    input.units = std::vector<StepUnit>(units_.size());
+    input.units = std::vector<step::Unit>(units_.size());
     for (std::size_t u = 0; u < units_.size(); ++u) {
       auto const& unit = *units_[u];
       auto const padded = unit.layout().divided(where_.world, unit.strategy().shards ? where_.shards : 1).padded;
-      auto& described = input.units[u] = {padded,
-                                          unit.name(),
-                                          unit.strategy().shards,
-                                          unit.strategy().reshards_after_forward,
-                                          unit.sets_gradients,
-                                          unit.layout().numel() < padded,
-                                          unit.frozen,
-                                          unit.skips_gradients,
-                                          unit.hooks.size > 0,
-                                          unit.declared_types(),
-                                          offloads_masters(unit),
-                                          unit.first == u ? StepUnit::none : static_cast<std::uint32_t>(unit.first)};
-      if (described.offloads_masters) described.types.master = described.types.parameter;
+      input.units[u] = {.elements = padded,
+                        .name = unit.name(),
+                        .sharded = unit.strategy().shards,
+                        .reshards_after_forward = unit.strategy().reshards_after_forward,
+                        .sets_gradients = unit.sets_gradients,
+                        .padded = unit.layout().numel() < padded,
+                        .frozen = unit.frozen,
+                        .skips_gradients = unit.skips_gradients,
+                        .hooked = unit.hooks.size > 0,
+                        .types = unit.declared_types(),
+                        .offloads_masters = offloads_masters(unit),
+                        .first = unit.first == u ? step::Unit::none : static_cast<std::uint32_t>(unit.first)};
     }
     input.offload = offload;
     input.modules = std::vector<std::string>(schedule_.size());

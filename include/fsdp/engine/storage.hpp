@@ -107,7 +107,7 @@ class ShardStorage {
     SlotMemory memory;
     memory.gradients = direct_gradients_.template as<float>();
     std::byte *gather = gather_.data(), *reduce = reduce_.data();
-    auto const place = [&](step::Pool pool, std::byte*& at, std::vector<BufferPlan> const& plans) {
+    auto const place = [&](step::Pool pool, std::byte*& at, std::vector<Slot> const& plans) {
       auto& slots = memory.slots[static_cast<std::size_t>(pool)];
       slots = FixedArray<std::byte*>(plans.size());
       for (std::size_t slot = 0; slot < plans.size(); ++slot) {

@@ -51,14 +51,15 @@ struct Forecast {
     costs[Phase::backward].push_back(seconds(use.backward));
   }
   ElementTypes types;
+  auto gathered = types.master;
   for (auto const& unit : program.units)
-    if (unit.trains()) types = unit.types;
+    if (unit.trains()) types = unit.types, gathered = unit.gathered_type();
   auto const size = [](DType type) { return static_cast<double>(size_of(type)); };
   auto const moves = [&](Primitive primitive, double bytes) {
     costs[primitive].per_element = bytes / hardware.memory_bandwidth;
   };
   auto const gradient = size(types.gradient);
-  moves(Primitive::cast, size(types.master) + size(types.parameter));
+  moves(Primitive::cast, size(gathered) + size(types.parameter));
   moves(Primitive::copy, 2 * size(types.parameter));
   moves(Primitive::zero, gradient);
   moves(Primitive::accumulate, gradient + 2 * sizeof(float));

@@ -17,13 +17,15 @@
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// A buffer of a pool by slot.
-struct BufferPlan {
+struct Slot {
   static constexpr std::uint32_t any_unit = ~0u;
 
   std::int64_t bytes;
   std::uint32_t unit = any_unit;  ///< the unit that alone uses it; any_unit: several units, in turn
   bool zeroed = false;            ///< for gradients: zeroed again after each content, because some unit adds to zeroes
 };
+
+using BufferPlan [[deprecated("write Slot")]] = Slot;
 
 /// Bytes of a full-size buffer of `elements`.
 constexpr std::int64_t slot_bytes(std::int64_t elements, std::size_t element_bytes) {

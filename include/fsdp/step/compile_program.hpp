@@ -1,325 +1,245 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes the program of a step: decides when each unit is gathered and dropped, and which shared slot it gets.
-// buffer_planner.hpp decides which units stay unsharded and which buffers exist; operation_writer.hpp writes
-// reductions.
+// Compiles the program of a step: plans its units, places their buffers, writes the operations, and decides which
+// operations record an event and which accesses are tracked.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
-#include "fsdp/algorithm.hpp"
-#include "fsdp/error.hpp"
-#include "fsdp/step/plan_events.hpp"
+#include "fsdp/step/facts.hpp"
+#include "fsdp/step/hazards.hpp"
+#include "fsdp/step/place_buffers.hpp"
+#include "fsdp/step/plan_units.hpp"
 #include "fsdp/step/program.hpp"
+#include "fsdp/step/run.hpp"
 #include "fsdp/step/step_input.hpp"
-#include "fsdp/step/update_writer.hpp"
-#include "fsdp/step/use_order.hpp"
+#include "fsdp/step/write_operations.hpp"
+
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
+
+/// Marks accesses to cells that another stream or peers access too. Other accesses need no book-keeping. If a rank
+/// shares no unit with other ranks, no access is marked.
+class AccessTracker {
+ public:
+  [[gnu::cold]] explicit AccessTracker(Program const& program) : users_(program.buffers) {}
+
+  [[gnu::cold]] void add(step::Operation const& operation) {
+    if (!is_ordered(operation)) return;
+    for (auto const& access : operation.accesses()) {
+      auto const user = step::user(operation.stream);
+      bool const for_peers = peers_read(operation.primitive, access);
+      for (auto& cell : users_[access.cells]) {
+        cell.all |= for_peers ? user | step::peers : user;
+        if (access.mode != step::Mode::read) cell.writers |= user;
+      }
+    }
+  }
+  /// @pre all operations are added
+  [[gnu::cold]] void mark(step::Operation& operation) const {
+    if (!is_ordered(operation)) return;
+    for (std::size_t i = 0; i < operation.size; ++i) {
+      auto const& access = operation.all[i];
+      unsigned users = peers_read(operation.primitive, access) ? step::peers : 0u;
+      for (auto const& cell : users_[access.cells]) users |= access.mode == step::Mode::read ? cell.writers : cell.all;
+      operation.meets[i] = static_cast<step::Users>(users & ~unsigned{step::user(operation.stream)});
+    }
+  }
+
+ private:
+  struct CellUsers {
+    step::Users writers = 0, all = 0;
+  };
+
+  /// Whether the operation's accesses are ordered. After the open of a buffer by unit, its cells have the same
+  /// addresses as before.
+  static bool is_ordered(step::Operation const& operation) {
+    if (operation.primitive != step::Primitive::open) return step::is_ordered(operation.primitive);
+    return step::Buffers::has_slots(operation.all[0].cells.pool);
+  }
+
+  step::PerCell<CellUsers> users_;
+};
+
+/// Finds operations that other operations wait for, in runs of all kinds of micro-steps, pairs of them, and
+/// evaluations.
+///
+/// [Note: Events] Results do not depend on where an event is recorded. If a stream must wait for an operation without
+/// an event, the executor records a *late* event, after everything that was enqueued until then. Such a wait may take
+/// longer.
+class EventPlanner final : public step::BasicRun {
+ public:
+  [[gnu::cold]] explicit EventPlanner(Program const& program) : BasicRun(program), hazards_(program.buffers) {
+    for (auto& stream : done_) stream.push_back({});
+  }
+
+  [[gnu::cold]] void run(Program const& program, StepInput const& input) {
+    AllowedFlags const allowed(program, input);
+    prepare();
+    for (auto const first : allowed) {
+      for (auto const second : allowed) {
+        micro_step(first);
+        micro_step(second);
+        last_micro_step();
+        if (!second.gradient_sync || !second.replica_sync) continue;
+        micro_step(first);
+        last_micro_step(second);
+        last_micro_step();
+      }
+      for (int times = 0; times < 2; ++times) last_micro_step();
+      evaluation();
+    }
+    last_micro_step();
+    if (!program.turns(Phase::activations).empty()) run_activations(allowed);
+    if (program.paths() > 1) run_paths(program, allowed);
+  }
+
+ private:
+  [[gnu::cold]] void run_activations(AllowedFlags const& allowed) {
+    for (auto const first : allowed) {
+      for (auto const second : allowed) {
+        micro_step(first);
+        frozen_micro_step(second.reshard);
+        frozen_micro_step(first.reshard);
+        micro_step(second);
+        last_micro_step();
+        frozen_micro_step(second.reshard);
+        last_micro_step();
+      }
+      frozen_micro_step(first.reshard);
+      evaluation();
+      frozen_micro_step();
+    }
+    last_micro_step();
+  }
+  /// Pairs of passes of different paths, and of each path with the declared order in other kinds of micro-steps. Of
+  /// many paths not all pairs: each path precedes itself, the declared order, and paths at distances of 1, 2, 4, ...
+  [[gnu::cold]] void run_paths(Program const& program, AllowedFlags const& allowed) {
+    auto const paths = program.paths();
+    constexpr std::size_t few = 16;
+    for (std::size_t first = 0; first < paths; ++first) {
+      if (first > 0) forget(program);
+      if (paths <= few) {
+        for (std::size_t second = 0; second < paths; ++second) run_pair(first, second);
+      } else {
+        run_pair(first, first);
+        if (first > 0) run_pair(first, 0);
+        for (std::size_t distance = 1; distance < paths; distance *= 2) run_pair(first, (first + distance) % paths);
+      }
+      follow(first), evaluation();
+      follow(0), last_micro_step();
+      for (auto const flags : allowed) {
+        follow(first), micro_step(flags), micro_step(), last_micro_step();
+        frozen_micro_step(flags.reshard), micro_step(flags);
+        follow(0), micro_step(flags);
+        follow(first), micro_step();
+        follow(0), last_micro_step();
+      }
+    }
+  }
+  void run_pair(std::size_t first, std::size_t second) {
+    follow(first), last_micro_step();
+    follow(second), last_micro_step();
+    follow(first), micro_step();
+    follow(second), last_micro_step();
+  }
+  /// Forgets all operations so far: they are done, nobody need wait for them, and their memory is free again.
+  [[gnu::cold]] void forget(Program const& program) {
+    hazards_ = step::Hazards(program.buffers);
+    collectives_ = {};
+    for (auto& stream : done_) stream.assign(1, {});
+  }
+  /// An operation of a stream that is done. Streams count their operations from 1.
+  struct Done {
+    step::Operation const* operation = nullptr;  ///< nullptr: one that is always recorded, and may be gone
+    Facts facts{};
+    step::Point point;
+  };
+
+  /// Runs a micro-step and the optimizer's step.
+  void last_micro_step(BackwardFlags flags = {}) {
+    micro_step(flags);
+    norm();
+    update();
+  }
+  void visit(step::Operation const& operation, step::Position const& at, step::Contents const&) override {
+    if (!operation.is_tracked()) return;
+    if (auto const needs = hazards_.before(operation); needs.some()) wait(operation, needs);
+    if (!operation.is_noted()) return;
+    hazards_.after(operation, step::is_collective(operation.primitive)
+                                  ? ++collectives_[static_cast<std::size_t>(operation.group)]
+                                  : 0);
+    done_[static_cast<std::size_t>(operation.stream)].push_back(
+        {operation.records == any_facts ? nullptr : &operation, at.flags, hazards_.point(operation.stream)});
+  }
+  void wait(step::Operation const& operation, step::Hazards::Needs const& needs) {
+    auto const done = [&](StreamKind stream) -> Done const& {
+      return done_[static_cast<std::size_t>(stream)][needs.streams.numbers[static_cast<std::size_t>(stream)]];
+    };
+    step::Point learnt;
+    step::for_each_event(
+        needs, [&](StreamKind stream) -> step::Point const& { return done(stream).point; },
+        [&](StreamKind stream) {
+          record(done(stream));
+          learnt.join(done(stream).point);
+        });
+    hazards_.learn(operation.stream, learnt);
+    step::for_each_bit(needs.peers.bits, [&](std::size_t group) {
+      hazards_.learn(operation.stream, static_cast<step::Group>(group), needs.peers.numbers[group]);
+    });
+  }
+  static void record(Done const& done) {
+    if (done.operation == nullptr) return;
+    auto& records = const_cast<step::Operation*>(done.operation)->records;  // the program is this planner's to change
+    // Updates follow passes of all kinds.
+    bool const around =
+        done.operation->stream == StreamKind::copy || done.operation->primitive == step::Primitive::update;
+    records = around ? any_facts : records | done.facts;
+  }
+
+  step::Hazards hazards_;
+  std::array<std::vector<Done>, stream_kinds> done_;
+  std::array<std::uint64_t, step::groups> collectives_{};
+};
+
+/// The accesses of a module's kernels to several units are enqueued together: one event, after the last of them.
+[[gnu::cold]] inline void join_events(Program::Turn& turn) {
+  if (turn.beside.empty()) return;
+  auto* last = turn.compute.is_noted() ? &turn.compute : nullptr;
+  for (auto& operation : turn.beside) {
+    if (!operation.is_noted()) continue;
+    if (last != nullptr) operation.records = operation.records | std::exchange(last->records, Facts{});
+    last = &operation;
+  }
+}
+
+/// Marks tracked accesses and recorded operations of a program.
+[[gnu::cold]] inline void plan_events(Program& program, StepInput const& input) {
+  AccessTracker tracker(program);
+  program.for_each([&](step::Operation const& operation) { tracker.add(operation); });
+  program.for_each([&](step::Operation& operation) { tracker.mark(operation); });
+  EventPlanner(program).run(program, input);
+  program.for_each_turn(join_events);
+  program.for_each([&](step::Operation const& operation) {
+    auto const stream = static_cast<std::size_t>(operation.stream);
+    if (operation.is_noted()) ++program.noted[stream];
+    if (operation.records != 0) ++program.events[stream];
+  });
+}
+
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-namespace detail {
-
-/// State of units while the compiler walks through the uses: the unsharded units, and the slot of each.
-class UnshardedUnits {
- public:
-  /// @param in_backward  by unit: a backward pass of the path comes to it
-  /// @param rank_of  by unit: its rank of size; see [Note: Units of a module]
-  /// @param in_turn  number of shared slots by rank of size, for units without a slot of their own. They are the last
-  ///                 slots, in order of rank
-  UnshardedUnits(Program const& program, FixedArray<bool> const& in_backward, std::vector<std::uint32_t> const& rank_of,
-                 std::size_t own_slots, std::vector<std::size_t> const& in_turn)
-      : program_(&program),
-        in_backward_(&in_backward),
-        rank_of_(&rank_of),
-        slots_(program.units.size(), Program::none),
-        ahead_(program.units.size()),
-        own_slots_(own_slots),
-        in_turn_(&in_turn),
-        position_(in_turn.size()),
-        used_(in_turn.size()),
-        most_(in_turn.size()) {
-    auto slots = own_slots;
-    for (auto const shared : in_turn) slots += shared;
-    busy_ = std::vector<std::uint32_t>(slots);
-  }
-
-  /// The slot of a unit's parameters; none: the unit is sharded, or reads masters.
-  std::uint32_t slot(std::size_t unit) const { return slots_[unit]; }
-  bool is_unsharded(std::size_t unit) const { return slots_[unit] != Program::none; }
-  /// Whether the unit was gathered ahead, and its use has not begun.
-  bool is_ahead(std::size_t unit) const { return ahead_[unit] != 0; }
-  void set_ahead(std::size_t unit, bool ahead) {
-    if (is_ahead(unit) == ahead) return;
-    auto const& its = program_->units[unit];
-    ahead_bytes_ += ahead ? its.param_bytes(its.elements) : -its.param_bytes(its.elements);
-    ahead_[unit] = ahead ? 1 : 0;
-  }
-  /// Bytes of the full parameters of all units that are gathered ahead.
-  std::int64_t ahead_bytes() const { return ahead_bytes_; }
-  /// Raises each element of `most` to the largest number of shared slots of this rank that were in use at a time.
-  void raise(std::vector<std::size_t>& most) const {
-    for (std::size_t rank = 0; rank < most.size(); ++rank) most[rank] = std::max(most[rank], most_[rank]);
-  }
-
-  /// Begins a forward pass.
-  void restart(bool unsharded) {
-    for (std::size_t unit = 0; unit < slots_.size(); ++unit) {
-      drop(unit);
-      if (unsharded && !program_->units[unit].reads_masters && (*in_backward_)[unit]) gather(unit);
-    }
-  }
-  void gather(std::size_t unit) {
-    auto const own = program_->units[unit].gather_slot;
-    slots_[unit] = own == Program::none ? take((*rank_of_)[unit]) : own;
-  }
-  void drop(std::size_t unit) {
-    if (is_unsharded(unit)) {
-      busy_[slots_[unit]] = 0;
-      if (program_->units[unit].gather_slot == Program::none) --used_[(*rank_of_)[unit]];
-    }
-    slots_[unit] = Program::none;
-    set_ahead(unit, false);
-  }
-
- private:
-  /// Takes the next slot of this rank, or the first free one after it, because prefetch lists may overtake.
-  std::uint32_t take(std::uint32_t rank) {
-    auto first = own_slots_;
-    for (std::uint32_t lower = 0; lower < rank; ++lower) first += (*in_turn_)[lower];
-    auto const slots = (*in_turn_)[rank];
-    auto& position = position_[rank];
-    while (busy_[first + position % slots] != 0) ++position;
-    auto const taken = first + position++ % slots;
-    busy_[taken] = 1;
-    most_[rank] = std::max(most_[rank], ++used_[rank]);
-    return static_cast<std::uint32_t>(taken);
-  }
-
-  Program const* program_;
-  FixedArray<bool> const* in_backward_;
-  std::vector<std::uint32_t> const* rank_of_;
-  std::vector<std::uint32_t> slots_, ahead_;  ///< by unit
-  std::int64_t ahead_bytes_ = 0;
-  std::vector<std::uint32_t> busy_;  ///< by slot
-  std::size_t own_slots_;
-  std::vector<std::size_t> const* in_turn_;          ///< by rank of size: number of shared slots
-  std::vector<std::size_t> position_, used_, most_;  ///< by rank: the next slot; slots in use; the most at a time
-};
-
-class ProgramCompiler : UpdateWriter {
- public:
-  [[gnu::cold]] explicit ProgramCompiler(StepInput const& input) : UpdateWriter(input) {
-    for (std::size_t path = 0; path < paths_.size(); ++path) {
-      auto& at = paths_[path];
-      at.ahead = path == 0 ? input.prefetch : input.paths[path - 1].prefetch;
-      if (at.ahead.forward.empty()) at.ahead = prefetch_by_depth(at.order, 1, 1, empty_units(input));
-      at.ahead_in_activations = at.ahead;
-    }
-    program_.set_paths(paths_.size());
-    for (std::size_t path = 1; path < paths_.size(); ++path) program_.name_path(path, paths_[path].order.path());
-  }
-
-  [[gnu::cold]] Program compile() {
-    plan_units();
-    place_staged();
-    // With a slot for every unit, the walk uses as many at a time as are needed.
-    for (auto& path : paths_) path.gradient_slots = std::vector<std::uint32_t>(program_.units.size());
-    program_.gradient_slots.push_back({});
-    std::vector<std::size_t> enough;
-    for (std::size_t rank = 0; rank < gather_ranks_.largest.size(); ++rank) enough.push_back(program_.units.size());
-    auto const needed = walk(enough);
-    program_.gradient_slots.pop_back();
-    share_slots(needed);
-    walk(needed);
-    for (std::uint32_t u = 0; u < program_.units.size(); ++u) write_updates(u);
-    plan_events(program_, input_);
-    return std::move(program_);
-  }
-
- private:
-  using Turn = Program::Turn;
-  /// Writes all passes. @param in_turn  number of shared slots, by rank of size @return the largest numbers of them in
-  /// use at a time
-  [[gnu::cold]] std::vector<std::size_t> walk(std::vector<std::size_t> const& in_turn) {
-    std::vector<std::size_t> most(in_turn.size());
-    for_each_path([&] { walk_path(in_turn, most); });
-    return most;
-  }
-  /// Writes the passes of path_. @param most  raised to the numbers of slots that they use
-  [[gnu::cold]] void walk_path(std::vector<std::size_t> const& in_turn, std::vector<std::size_t>& most) {
-    auto const path = static_cast<std::size_t>(path_ - paths_.begin());
-    UnshardedUnits units(program_, path_->in_backward, gather_ranks_.of_unit, own_gather_slots_, in_turn),
-        evaluated = units, resident = units;
-    units.restart(false);
-    auto forward = walk_forward(units, Phase::forward, true);
-    // A pass that finds parameters of an earlier pass has fewer gathers. Nothing else changes.
-    if (all_own_gather_slots() && program_.kept_slots.empty()) {
-      resident.restart(true);
-      auto const fewer = walk_forward(resident, Phase::forward, false);
-      for (std::size_t turn = 0; turn < forward.size(); ++turn)
-        restrict_to_sharded(forward[turn].before, fewer[turn].before);
-    }
-    program_.turns(Phase::forward, path) = std::move(forward);
-    auto activations = units;
-    program_.turns(Phase::backward, path) = walk_backward(units, Phase::backward);
-    if (input_.allow_frozen_parameters)
-      program_.turns(Phase::activations, path) = walk_backward(activations, Phase::activations);
-    evaluated.restart(false);
-    program_.turns(Phase::evaluation, path) = walk_forward(evaluated, Phase::evaluation, false);
-    for (auto const* walked : {&units, &evaluated, &activations}) walked->raise(most);
-  }
-  /// `fewer` is a subsequence of `all`. Operations that are missing in it run only if the pass starts sharded.
-  [[gnu::cold]] static void restrict_to_sharded(Operations& all, Operations const& fewer) {
-    auto const same = [](Operation const& a, Operation const& b) {
-      return a.primitive == b.primitive && a.unit == b.unit && a.all == b.all;
-    };
-    auto next = fewer.begin();
-    for (auto& operation : all) {
-      if (next != fewer.end() && same(*next, operation)) {
-        ++next;
-      } else {
-        operation.when = only(starts_sharded);
-      }
-    }
-    FSDP_EXPECTS(
-        next == fewer.end(),
-        "the program of a pass over unsharded parameters has an operation that the program of sharded ones lacks");
-  }
-
-  [[gnu::cold]] FixedArray<Turn> walk_forward(UnshardedUnits& units, Phase phase, bool cut) {
-    FixedArray<Turn> turns(order().size());
-    for (std::size_t use = 0; use < order().size(); ++use) {
-      auto& turn = turns[use];
-      begin(turn, use, units, path_->ahead.forward[use], cut);
-      compute(turn, Primitive::forward, units);
-      for (auto const u : units_of(use)) {
-        if (!gathers(u) || keeps_after_forward(use, u, phase)) continue;
-        if (phase == Phase::forward && path_->keeps_slice[u]) keep_slice(turn.after, u, units.slot(u));
-        drop(turn.after, u, units);
-      }
-    }
-    return turns;
-  }
-  [[gnu::cold]] void compute(Turn& turn, Primitive primitive, UnshardedUnits const& units,
-                             bool writes_gradients = false) {
-    for (auto const u : units_of(turn.place)) {
-      auto operation = OperationWriter::compute(primitive, u, units.slot(u), writes_gradients);
-      operation.beside = u != turn.unit;
-      if (!operation.beside)
-        turn.compute = operation;
-      else if (operation.size > 0)
-        turn.beside.push_back(std::move(operation));
-    }
-  }
-
-  /// @param phase  backward or activations
-  [[gnu::cold]] FixedArray<Turn> walk_backward(UnshardedUnits& units, Phase phase) {
-    bool const writes_gradients = phase == Phase::backward;
-    auto const end = writes_gradients ? this->order().backward_end() : 0;
-    auto const order = this->order().backward_turns(end);
-    auto& lists = writes_gradients ? path_->ahead : path_->ahead_in_activations;
-    FixedArray<Turn> turns(order.size());
-    std::uint32_t rounded = 0;
-    std::vector<std::uint32_t> lessees(program_.gradient_slots.size(), Program::none);
-    Completion completion(*path_, program_.buckets, gradient_ends_, program_.gradient_order);
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      auto& turn = turns[i];
-      auto const use = order[i] % this->order().size();
-      bool const recomputes = order[i] != use;
-      auto& ahead = !recomputes ? lists.backward[use] : lists.recompute.empty() ? no_list_ : lists.recompute[use];
-      std::size_t kept = 0;
-      for (auto const next : ahead)
-        if (comes_after(use, recomputes, next, end)) ahead[kept++] = next;
-      while (ahead.size() > kept) ahead.pop_back();
-      begin(turn, use, units, ahead, true, true);
-      compute(turn, recomputes ? Primitive::recompute : Primitive::backward, units, writes_gradients && !recomputes);
-      if (!recomputes && this->order().last_use_of_unit(use) && writes_gradients) {
-        // The slot that was reduced last comes first: a wait for it implies the waits for the others.
-        auto const together = units_of(use);
-        for (auto const* at = together.end(); at != together.begin();) {
-          auto const u = *--at;
-          if (!path_->writes[u]) continue;
-          begin_gradients(turn.before, u);
-          if (!program_.units[u].writes_shards) lessees[path_->gradient_slots[u]] = u;
-        }
-      }
-      bool const is_last =
-          recomputes ? use < end && this->order().last_use_of_unit(use) : is_last_in_backward(use, end);
-      if (!is_last) continue;
-      for (auto const u : units_of(use)) {
-        auto const& unit = program_.units[u];
-        if (unit.empty()) continue;
-        if (gathers(u)) drop(turn.after, u, units, in_backward(u) ? only(drops) : any_facts);
-        if (path_->keeps_slice[u]) close(turn.after, u, Buffers::kept(unit.kept_slot), only(drops));
-      }
-      for (auto const u : units_of(use)) {
-        auto const& unit = program_.units[u];
-        if (!path_->writes[u] || !writes_gradients || recomputes) continue;
-        if (unit.writes_shards) {
-          end_direct_gradients(turn.after, u, completion);
-        } else {
-          end_gradients(turn.after, u, is_rounded(u) ? rounded++ % wires_in_turn() : Program::none);
-        }
-      }
-    }
-    if (!turns.empty() && writes_gradients)
-      close_buffers(turns.back().after, turns.back().unit, lessees);  // before modules are declared, there are none
-    return turns;
-  }
-
-  void drop(Operations& to, std::uint32_t u, UnshardedUnits& units, Facts when = any_facts) const {
-    close(to, u, Buffers::whole(Pool::gather, units.slot(u)), when);
-    units.drop(u);
-  }
-  /// Begins a use: gathers its unit, then the units of `ahead`.
-  /// @param cut  shortens `ahead` where it would exceed max_ahead_bytes
-  [[gnu::cold]] void begin(Turn& turn, std::size_t use, UnshardedUnits& units, std::vector<std::size_t>& ahead,
-                           bool cut, bool in_backward = false) {
-    turn.use = static_cast<std::uint32_t>(order().declared(use));
-    turn.unit = static_cast<std::uint32_t>(order().unit(use));
-    turn.place = static_cast<std::uint32_t>(use);
-    auto const begin_gathers = [&](std::size_t of_use, bool is_ahead) {
-      for (auto const u : units_of(of_use)) {
-        if (gathers(u) && !units.is_unsharded(u)) {
-          units.gather(u);
-          gather(turn.before, u, units.slot(u), in_backward);
-          units.set_ahead(u, is_ahead);
-        }
-        if (!is_ahead) units.set_ahead(u, false);
-      }
-    };
-    begin_gathers(use, false);
-    std::size_t taken = 0;
-    for (; taken < ahead.size(); ++taken) {
-      if (cut && exceeds_cap(units, ahead[taken])) break;
-      begin_gathers(ahead[taken], true);
-    }
-    while (cut && ahead.size() > taken) ahead.pop_back();
-  }
-  /// @return whether what the use `next` lacks and the units gathered ahead so far exceed max_ahead_bytes
-  bool exceeds_cap(UnshardedUnits const& units, std::size_t next) const {
-    if (input_.max_ahead_bytes == 0) return false;
-    std::int64_t lacking = 0;
-    for (auto const u : units_of(next))
-      if (gathers(u) && !units.is_unsharded(u)) lacking += param_bytes(u, program_.units[u].elements);
-    return lacking > 0 && lacking + units.ahead_bytes() > input_.max_ahead_bytes;
-  }
-  /// @return whether a backward pass that ends with the use `end` comes to `next` after a turn of `use`, which has the
-  /// use in its prefetch list. Uses below the end are recomputed if their segment has the end.
-  bool comes_after(std::size_t use, bool recomputes, std::size_t next, std::size_t end) const {
-    auto const segment = order().segment(next);
-    if (next >= end) return true;
-    return segment != UseOrder::none && segment == order().segment(end) &&
-           (segment != order().segment(use) || (recomputes && next > use));
-  }
-  std::vector<std::size_t> no_list_;
-};
-
-}  // namespace detail
-
 /// Compiles the step that runs as declared.
-inline Program compile_program(StepInput const& input) { return detail::ProgramCompiler(input).compile(); }
+[[gnu::cold]] inline Program compile_program(StepInput const& input) {
+  detail::UnitPlan units(input);
+  auto buffers = detail::place_buffers(units);
+  auto program = detail::write_operations(units, buffers);
+  detail::plan_events(program, input);
+  return program;
+}
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -134,9 +134,9 @@ class LiveBytes {
   for (std::size_t u = 0; u < program.units.size(); ++u) {
     auto const& unit = program.units[u];
     auto const shard = unit.elements / unit.shards;
-    plan.parameters += shard * static_cast<std::int64_t>(size_of(unit.types.master));
+    plan.parameters += shard * static_cast<std::int64_t>(size_of(unit.gathered_type()));
     if (!unit.trains()) continue;
-    if (input.units[u].offloads_masters) plan.host += shard * 4;
+    if (unit.offloads_masters) plan.host += shard * 4;
     (input.offload.gradients ? plan.host : plan.gradients) += shard * 4;
     if (unit.waits_for_replicas) plan.gradients += shard * 4;
     auto const moments = shard * input.moments * static_cast<std::int64_t>(input.moment_bytes);

@@ -30,11 +30,70 @@ constexpr std::string_view name(Phase phase) {
   return names[static_cast<std::size_t>(phase)];
 }
 
+namespace step {
+
+/// A unit of a step. Declarations are equal on all ranks; the stages of the compiler fill in the rest.
+struct Unit {
+  static constexpr std::uint32_t none = Operation::none;
+
+  // Declared.
+  std::int64_t elements = 0;           ///< padded
+  std::string name{};                  ///< for texts
+  bool sharded = true;                 ///< false: every rank keeps it whole
+  bool reshards_after_forward = true;  ///< false: unsharded from forward until after backward
+  bool sets_gradients = false;         ///< its modules store fresh gradients: only padding is zeroed for them
+  bool padded = false;                 ///< some elements belong to no tensor
+  bool frozen = false;                 ///< it does not train: no gradient, no update
+  bool skips_gradients = false;        ///< its modules do not write gradients that are not wanted
+  bool hooked = false;                 ///< functions of the caller follow its reductions
+  ElementTypes types{};
+  bool offloads_masters = false;  ///< its masters are fp32 in host memory
+  /// A module's tensors of several kinds lie in several units. For all but the first: the index of the first, which has
+  /// the module's uses. none: the unit has uses of its own.
+  std::uint32_t first = none;
+
+  // Planned: see UnitPlan.
+  int shards = 1;           ///< ranks that share its parameters
+  int replicas = 1;         ///< groups of such ranks
+  bool in_backward = true;  ///< a backward pass of some path comes to some use of it
+  /// Set if compute reads the master shard and nothing is gathered: the unit has one shard, and masters have the
+  /// parameters' type; or it has no parameters.
+  bool reads_masters = false;
+  /// Set if backward writes the gradient shard, without a slot: the unit has one shard, and gradients have the shard's
+  /// type; or it does not train.
+  bool writes_shards = false;
+  bool waits_for_replicas = false;  ///< sums within its shard group may wait, in a partial shard
+  bool accumulates = false;         ///< full gradients may wait, in an accumulator
+
+  // Placed: see BufferPlan.
+  std::uint32_t gather_slot = none, kept_slot = none, gradient_slot = none;  ///< its own
+  std::uint32_t staging_slot = 0;                                            ///< of its state in host memory
+
+  int world() const { return shards * replicas; }
+  std::int64_t shard() const { return elements / shards; }  ///< elements of a shard
+  /// Bytes of so many elements: of parameters, of gradients as backward writes them.
+  std::int64_t param_bytes(std::int64_t count) const {
+    return count * static_cast<std::int64_t>(size_of(types.parameter));
+  }
+  std::int64_t gradient_bytes(std::int64_t count) const {
+    return count * static_cast<std::int64_t>(size_of(types.gradient));
+  }
+  /// The type of the shard that is in device memory, from which the unit is gathered.
+  DType gathered_type() const { return offloads_masters ? types.parameter : types.master; }
+  /// Whether the unit has no parameters: its uses move nothing.
+  bool empty() const { return elements == 0; }
+  /// Whether the unit has parameters and is not frozen: it has gradients, and optimizers update it.
+  bool trains() const { return !empty() && !frozen; }
+};
+
+}  // namespace step
+
 /// The operations of a step, and its buffers.
 class Program {
  public:
   /// No slot.
   static constexpr std::uint32_t none = step::Operation::none;
+  using Unit [[deprecated("write step::Unit")]] = step::Unit;
 
   /// A turn of a pass: a use of a unit, and of the units beside it. In a backward pass, a use of a segment has two
   /// turns: it is recomputed first.
@@ -142,47 +201,13 @@ class Program {
         for (auto& turn : turns) visit(turn);
   }
 
-  struct Unit {
-    std::string name;
-    std::int64_t elements = 0;  ///< padded
-    ElementTypes types{};
-    int shards = 1;    ///< ranks that share its parameters
-    int replicas = 1;  ///< groups of such ranks
-    int world() const { return shards * replicas; }
-    std::int64_t shard() const { return elements / shards; }  ///< elements of a shard
-    /// Bytes of so many elements: of parameters, of gradients as backward writes them.
-    std::int64_t param_bytes(std::int64_t count) const {
-      return count * static_cast<std::int64_t>(size_of(types.parameter));
-    }
-    std::int64_t gradient_bytes(std::int64_t count) const {
-      return count * static_cast<std::int64_t>(size_of(types.gradient));
-    }
-    /// Whether the unit has no parameters: its uses move nothing.
-    bool empty() const { return elements == 0; }
-    bool frozen = false;
-    /// Whether the unit has parameters and is not frozen: it has gradients, and optimizers update it.
-    bool trains() const { return !empty() && !frozen; }
-    bool in_backward = true;  ///< a backward pass of some path comes to some use of it
-    /// Set if compute reads the master shard and nothing is gathered: the unit has one shard, and masters have the
-    /// parameters' type; or it has no parameters.
-    bool reads_masters = false;
-    /// Set if backward writes the gradient shard, without a slot: the unit has one shard, and gradients have the
-    /// shard's type; or it does not train.
-    bool writes_shards = false;
-    bool waits_for_replicas = false;  ///< sums within its shard group may wait, in a partial shard
-    bool accumulates = false;         ///< full gradients may wait, in an accumulator
-    bool sets_gradients = false;      ///< set if its modules store fresh gradients: only padding is zeroed for them
-    bool hooked = false;              ///< functions of the caller follow its reductions
-    std::uint32_t gather_slot = none, kept_slot = none, gradient_slot = none;  ///< its own
-    std::uint32_t staging_slot = 0;                                            ///< of its state in host memory
-  };
-  detail::FixedArray<Unit> units;
-  std::vector<std::string> modules;        ///< by use
-  std::vector<BufferPlan> gather_slots;    ///< of full parameters; shared slots come last
-  std::vector<BufferPlan> kept_slots;      ///< of slices that stay after forward
-  std::vector<BufferPlan> gradient_slots;  ///< of full gradients; shared slots come last
+  detail::FixedArray<step::Unit> units;
+  std::vector<std::string> modules;  ///< by use
+  std::vector<Slot> gather_slots;    ///< of full parameters; shared slots come last
+  std::vector<Slot> kept_slots;      ///< of slices that stay after forward
+  std::vector<Slot> gradient_slots;  ///< of full gradients; shared slots come last
   /// Buffers of rounded gradients: first those that units take in turn, then the one for buckets.
-  std::vector<BufferPlan> wires;
+  std::vector<Slot> wires;
   std::uint32_t bucket_wire = none;  ///< in wires
   std::optional<DType> wire;         ///< the type that gradients are rounded to
   int kept_ranks = 0;                ///< over which kept slices divide a unit; 0: none are kept

@@ -17,10 +17,10 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 namespace detail {
 
 /// "own", or the letter of a shared slot: A, B, ..., Z, A1, ...
-inline std::string slot_name(std::vector<BufferPlan> const& slots, std::uint32_t slot, char first, char last) {
-  if (slots[slot].unit != BufferPlan::any_unit) return "own";
+inline std::string slot_name(std::vector<Slot> const& slots, std::uint32_t slot, char first, char last) {
+  if (slots[slot].unit != Slot::any_unit) return "own";
   unsigned in_turn = 0;
-  for (std::uint32_t other = 0; other < slot; ++other) in_turn += slots[other].unit == BufferPlan::any_unit ? 1u : 0u;
+  for (std::uint32_t other = 0; other < slot; ++other) in_turn += slots[other].unit == Slot::any_unit ? 1u : 0u;
   auto const letters = static_cast<unsigned>(last - first + 1);
   auto text = std::string(1, static_cast<char>(first + static_cast<int>(in_turn % letters)));
   return in_turn < letters ? text : text + std::to_string(in_turn / letters);

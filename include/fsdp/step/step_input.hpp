@@ -24,24 +24,7 @@ struct Offloaded {
   bool any() const { return moments || masters || gradients; }
 };
 
-/// A unit, as input of a step.
-struct StepUnit {
-  std::int64_t elements = 0;           ///< padded
-  std::string name{};                  ///< for texts
-  bool shards = true;                  ///< false: every rank keeps it whole
-  bool reshards_after_forward = true;  ///< false: unsharded from forward until after backward
-  bool sets_gradients = false;         ///< set if its modules store fresh gradients: only padding is zeroed for them
-  bool padded = false;                 ///< some elements belong to no tensor
-  bool frozen = false;                 ///< set if it does not train: no gradient, no update
-  bool skips_gradients = false;        ///< set if its modules do not write gradients that are not wanted
-  bool hooked = false;                 ///< functions of the caller follow its reductions
-  ElementTypes types{};                ///< `master`: of the shard that is in device memory
-  bool offloads_masters = false;       ///< set if its masters are fp32 in host memory
-  static constexpr std::uint32_t none = ~0u;
-  /// A module's tensors of several kinds lie in several units. For all but the first: the index of the first, which has
-  /// the module's uses. none: the unit has uses of its own.
-  std::uint32_t beside = none;
-};
+using StepUnit [[deprecated("write step::Unit")]] = step::Unit;
 
 /// An order of uses besides the declared one: see [Note: Paths].
 struct StepPath {
@@ -52,7 +35,7 @@ struct StepPath {
 
 /// Declarations and sizes from which a step is compiled. Equal on all ranks.
 struct StepInput {
-  std::vector<StepUnit> units;
+  std::vector<step::Unit> units;
   /// The unit of each use, in forward order; empty: one use for each unit with uses of its own, in order.
   std::vector<std::size_t> uses;
   std::vector<std::string> modules;  ///< name of each use, for texts; empty: numbers
@@ -89,7 +72,7 @@ inline detail::FixedArray<bool> empty_units(StepInput const& input) {
   for (std::size_t unit = 0; unit < empty.size(); ++unit) {
     if (input.units[unit].elements == 0) continue;
     empty[unit] = false;
-    if (input.units[unit].beside != StepUnit::none) empty[input.units[unit].beside] = false;
+    if (input.units[unit].first != step::Unit::none) empty[input.units[unit].first] = false;
   }
   return empty;
 }
@@ -102,13 +85,12 @@ struct MissingOption {
 inline MissingOption missing_option(Program const& program, StepInput const& input, BackwardFlags flags) {
   for (std::size_t u = 0; u < program.units.size(); ++u) {
     auto const& unit = program.units[u];
-    auto const& declared = input.units[u];
     if (!flags.gradient_sync && !unit.writes_shards && !input.allow_no_sync) return {"allow_no_sync", unit.name};
     if (!flags.replica_sync && !unit.writes_shards && unit.replicas > 1) {
-      if (declared.shards && !input.allow_no_replica_sync) return {"allow_no_replica_sync", unit.name};
-      if (!declared.shards && !input.allow_no_sync) return {"allow_no_sync", unit.name};
+      if (unit.sharded && !input.allow_no_replica_sync) return {"allow_no_replica_sync", unit.name};
+      if (!unit.sharded && !input.allow_no_sync) return {"allow_no_sync", unit.name};
     }
-    if (!flags.reshard && !unit.reads_masters && unit.in_backward && declared.reshards_after_forward &&
+    if (!flags.reshard && !unit.reads_masters && unit.in_backward && unit.reshards_after_forward &&
         !input.allow_keep_unsharded)
       return {"allow_keep_unsharded", unit.name};
   }
