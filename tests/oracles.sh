@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Writes down how the library behaves, so that `diff -r BEFORE AFTER` judges a change that is meant to change nothing:
-# programs of 5,000 declarations, digests of the results and programs of random models, and the messages of all
-# exceptions in the tests. Compilers and processors round differently: both runs are of one machine and one preset.
+# programs of 5,000 declarations, digests of the results and programs of random models, and the messages of exceptions
+# in the tests of the library. Compilers and processors round differently: both runs are of one machine and one preset.
 #
 #   oracles.sh BUILD_DIR OUT [SEEDS]   2,000 seeds, if no number is given
 set -euo pipefail

@@ -2,7 +2,8 @@
 // Random models under every strategy and option, with segments, paths, and state in host memory: equal
 // in every bit where docs/numerics.md promises it, and, unless values are rounded to bf16, within 1e-5 of a reference
 // in double. Optimizers have collectives of their own now and then; Muon has no reference. A seed that fails prints a
-// program that repeats it. --digests compares nothing: it prints what two states of the library must have in common.
+// program that repeats it. --digests compares nothing: it prints digests, which are the same for two states of the
+// library that compute the same.
 //
 // links: fsdp_test_trial
 // full-run: --seeds=2000
@@ -66,7 +67,7 @@ std::string difference(Case const& of, int* compared = nullptr) {
 /// The digests of all settings, to compare two states of the library on one machine.
 std::string digests_of(Case const& of) {
   trial::Digests digests;
-  for (auto const& setting : of.settings) digests.add(trial::run_setting(of.trial, setting));
+  for (auto const& setting : of.settings) digests.add(trial::run_setting(of.trial, setting, true));
   return fmt::format("results {:016x}, programs {:016x}", digests.results, digests.programs);
 }
 
@@ -109,12 +110,13 @@ int main(int argc, char** argv) {
       return 2;
     }
   }
+  auto const tell = [](std::uint64_t seed, std::string const& text) { fmt::print("seed {}: {}\n", seed, text); };
   if (digests) {
-    auto const tell = [](std::uint64_t seed, std::string const& text) { fmt::print("seed {}: {}\n", seed, text); };
-    return each_seed(
-               seeds, [](std::uint64_t seed) { return digests_of(draw_case(seed)); }, tell) == seeds.count
-               ? 0
-               : 1;
+    auto const print = [&](std::uint64_t seed) {
+      tell(seed, digests_of(draw_case(seed)));
+      return std::string();
+    };
+    return each_seed(seeds, print, tell) == 0 ? 0 : 1;
   }
   int compared = 0, programs = 0;
   auto const run = [&](std::uint64_t seed) {
@@ -126,8 +128,7 @@ int main(int argc, char** argv) {
     }
     return text;
   };
-  auto const failed = each_seed(
-      seeds, run, [](std::uint64_t seed, std::string const& text) { fmt::print("seed {}: {}\n", seed, text); });
+  auto const failed = each_seed(seeds, run, tell);
   fmt::print("{} of {} seeds failed\n", failed, seeds.count);
   return failed == 0 ? 0 : 1;
 }

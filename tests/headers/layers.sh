@@ -49,30 +49,53 @@ tsort <<<"$(printf '%s\n' "${edges[@]}" | sed 's| fsdp/| |')" >/dev/null || comp
 tsort <<<"$rooms" >/dev/null || complain "the folders form a circle: $(sort -u <<<"$rooms" | tr '\n' ';')"
 # Functions of more than 60 lines, in sources as clang-format lays them out. A block is a function's if parentheses come before
 # it, no type or namespace begins it, and no function is around it.
-long_functions=$(find . -name '*.hpp' -print0 | xargs -0 awk '
-FNR == 1 { depth = inside = 0; head = "" }
+long_functions() {
+  find . -name '*.hpp' -print0 | sort -z | xargs -0 awk '
+function is_function(text) {
+  while (gsub(/<[^<>]*>/, "", text)) {}
+  while (gsub(/\([^()]*\)/, "@", text)) {}
+  return text ~ /@/ && text !~ /(^|[^a-z_])(namespace|class|struct|union|enum|extern)([^a-z_]|$)/
+}
+function end_file() {
+  if (file != "" && depth != 0) print file ": braces do not match"
+}
+FNR == 1 { end_file(); file = FILENAME; depth = inside = 0; head = "" }
 {
   line = $0
+  gsub(/"([^"\\]|\\.)*"|\047([^\047\\]|\\.)\047/, "", line)
   sub(/\/\/.*/, "", line)
-  gsub(/"([^"\\]|\\.)*"|\047(.|\\.)\047/, "", line)
   for (i = 1; i <= length(line); ++i) {
     c = substr(line, i, 1)
     if (c == "{") {
       ++depth
-      if (!inside && head ~ /\)/ && head !~ /(^|[^a-z_])(namespace|class|struct|union|enum|extern)([^a-z_]|$)/) { inside = depth; first = FNR }
-    }
-    if (c == "}") {
-      if (inside == depth && FNR - first > 60) printf "%s:%d has %d lines; ", FILENAME, first, FNR - first
-      if (inside == depth) inside = 0
+      # of a member that a constructor initialises, as in "Type(int a) : a_{a} {"
+      member[depth] = !inside && head ~ /\)[^()]*:[^:]/ && head ~ /[A-Za-z0-9_>]$/ && head !~ /(const|noexcept|override|try)$/
+      before[depth] = head
+      if (!inside && !member[depth] && is_function(head)) { inside = depth; first = FNR; ++functions }
+      head = ""
+    } else if (c == "}") {
+      if (inside == depth) {
+        if (FNR - first + 1 > 60) print FILENAME ":" first " has " FNR - first + 1 " lines"
+        inside = 0
+      }
+      head = member[depth] ? before[depth] : ""
       --depth
+    } else {
+      head = c == ";" ? "" : head c
     }
-    head = c ~ /[{};]/ ? "" : head c
   }
   head = head " "
-}')
-# Two are longer, and shall become shorter.
-long_functions=$(sed -E 's#\./(checkpoint/snapshots|comm/mpi/slices)\.hpp:[0-9]+ has 1[0-9]{2} lines; ##g' <<<"$long_functions")
-[[ -z $long_functions ]] || complain "functions have at most 60 lines: $long_functions"
+}
+END { end_file(); if (functions < 1000) print "only " functions " functions are found" }'
+}
+# Four are longer. They may not grow, and leave this list when they are cut.
+known='./checkpoint/snapshots.hpp 108
+./comm/mpi/shared_arena.hpp 73
+./comm/mpi/slices.hpp 61
+./comm/mpi/slices.hpp 103'
+found=$(long_functions)
+[[ $(sed -E 's/:[0-9]+ has ([0-9]+) lines/ \1/' <<<"$found") == "$known" ]] ||
+  complain "functions have at most 60 lines, but for a list in layers.sh: $found"
 while read -r file; do
   head -n 1 "$file" | grep -qx '// SPDX-License-Identifier: Apache-2.0' || complain "$file: the first line is not the licence"
   grep -q '^#pragma once$' "$file" || complain "$file: no #pragma once"

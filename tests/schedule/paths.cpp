@@ -928,8 +928,8 @@ fsdp::StepInput input_at_random(std::mt19937& random) {
   auto input = fsdp::testing::equal_units(1 + below(6), 1 << below(3), 1 << below(2));
   for (auto& unit : input.units) {
     unit.elements = 256 * below(5);
-    unit.shards = !one_in(4);
-    unit.reshards_after_forward = unit.shards && !one_in(4);
+    unit.sharded = !one_in(4);
+    unit.reshards_after_forward = unit.sharded && !one_in(4);
     unit.hooked = one_in(3), unit.sets_gradients = one_in(2), unit.padded = one_in(2), unit.frozen = one_in(4);
     if (one_in(3)) unit.types = {fsdp::DType::bf16, fsdp::DType::bf16, fsdp::DType::f32};
   }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// All fields of a program as text: numbers only, so that renamed types and primitives leave it as it is.
+// All fields of a program as text. Types and primitives are numbers, so that new names leave the text as it is.
 #pragma once
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -23,6 +24,7 @@ class ProgramDump {
 
   void add(Program const& program) {
     for (auto const& unit : program.units) add(unit);
+    line("modules {}", fmt::join(program.modules, " "));
     for (auto const* slots : {&program.gather_slots, &program.kept_slots, &program.gradient_slots, &program.wires}) {
       line("slots {}", slots->size());
       for (auto const& slot : *slots) line("  {} {} {}", slot.bytes, slot.unit, slot.zeroed);
@@ -33,6 +35,9 @@ class ProgramDump {
     line("order {}", fmt::join(program.gradient_order, " "));
     for (auto const& bucket : program.buckets) line("bucket {} {}", bucket.begin, bucket.end);
     add(program.buffers);
+    for (std::uint32_t u = 0; u < program.units.size(); ++u)
+      if (program.units[u].trains()) add(program.buffers.of_unit(step::Pool::gradient, u));
+    for (auto const& bucket : program.buckets) add(program.buffers.bucket(bucket));
     line("noted {} events {}", fmt::join(program.noted, " "), fmt::join(program.events, " "));
     for (std::size_t path = 0; path < program.paths(); ++path) {
       line("path '{}'", program.path_name(path));
@@ -68,12 +73,15 @@ class ProgramDump {
     text_ += '\n';
   }
   void add(step::Unit const& unit) {
-    line("unit '{}' {} types {} {} {} ranks {} {} flags {:d}{:d}{:d}{:d}{:d}{:d}{:d}{:d} slots {} {} {} {}", unit.name,
-         unit.elements, static_cast<int>(unit.types.parameter), static_cast<int>(unit.types.gradient),
-         static_cast<int>(unit.gathered_type()), unit.shards, unit.replicas, unit.frozen, unit.in_backward,
-         unit.reads_masters, unit.writes_shards, unit.waits_for_replicas, unit.accumulates, unit.sets_gradients,
-         unit.hooked, unit.gather_slot, unit.kept_slot, unit.gradient_slot, unit.staging_slot);
+    line("unit '{}' {} types {} {} {} first {} declared {:d}{:d}{:d}{:d}{:d}{:d}{:d}{:d}", unit.name, unit.elements,
+         static_cast<int>(unit.types.parameter), static_cast<int>(unit.types.gradient),
+         static_cast<int>(unit.gathered_type()), unit.first, unit.sharded, unit.reshards_after_forward,
+         unit.sets_gradients, unit.padded, unit.frozen, unit.skips_gradients, unit.hooked, unit.offloads_masters);
+    line("  ranks {} {} planned {:d}{:d}{:d}{:d}{:d} slots {} {} {} {}", unit.shard_ranks, unit.replicas,
+         unit.in_backward, unit.reads_masters, unit.writes_shards, unit.waits_for_replicas, unit.accumulates,
+         unit.gather_slot, unit.kept_slot, unit.gradient_slot, unit.staging_slot);
   }
+  void add(step::Cells const& cells) { line("cells {} {} {}", static_cast<int>(cells.pool), cells.first, cells.count); }
   void add(step::Buffers const& buffers) {
     for (std::size_t pool = 0; pool < step::pools; ++pool)
       line("cells {}", buffers.size(static_cast<step::Pool>(pool)));

@@ -7,10 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "fsdp/step/step_input.hpp"
+#include "fsdp/step/use_order.hpp"
 #include "tests/support/step_inputs.hpp"
 
 namespace fsdp::testing {
@@ -103,12 +105,29 @@ inline StepInput input_at_random(std::mt19937& random, unsigned most_units = 6) 
   return offloading(std::move(input), {below(2) == 0, below(2) == 0, below(2) == 0});
 }
 
-/// The same with up to two further paths, and with the options that concern gradients which are not wanted.
+/// Lists of uses that are gathered ahead, in any order: a later one may come before an earlier one.
+inline void lists_at_random(PrefetchLists& lists, std::mt19937& random) {
+  for (std::size_t use = 0; use < lists.forward.size(); ++use) {
+    auto const later = lists.forward.size() - use - 1;
+    lists.forward[use].clear(), lists.backward[use].clear();
+    for (auto more = later > 0 ? random() % 3 : 0; more > 0; --more)
+      lists.forward[use].push_back(use + 1 + random() % later);
+    for (auto more = use > 0 ? random() % 3 : 0; more > 0; --more) lists.backward[use].push_back(random() % use);
+  }
+}
+
+/// The same with names of modules, with up to two further paths, with lists of uses that are gathered ahead, and with
+/// the options that concern gradients which are not wanted.
 inline StepInput input_with_paths_at_random(std::mt19937& random, unsigned most_units) {
   auto input = input_at_random(random, most_units);
   input.allow_frozen_parameters = random() % 4 == 0;
   input.zeros_for_absent = random() % 2 == 0;
   for (auto& unit : input.units) unit.sets_gradients = random() % 2 == 0, unit.padded = random() % 2 == 0;
+  for (std::size_t use = 0; use < input.uses.size(); ++use) input.modules.push_back("m" + std::to_string(use));
+  if (random() % 4 == 0) lists_at_random(input.prefetch, random);
+  UseOrder declared;
+  for (auto const unit : input.uses) declared.declare(unit, "");
+  for (std::size_t use = 0; use < input.segments.size(); ++use) declared.set_segment(use, input.segments[use]);
   input.paths = detail::FixedArray<StepPath>(random() % 3);
   for (auto& path : input.paths) {
     path.name = "path";
@@ -119,6 +138,10 @@ inline StepInput input_with_paths_at_random(std::mt19937& random, unsigned most_
       for (auto at = segment; at < input.segments.size() && input.segments[at] == segment; ++at)  // all of it
         path.uses.push_back(at);
     }
+    if (random() % 2 == 0) continue;
+    auto const forward = static_cast<int>(random() % 4), backward = static_cast<int>(random() % 4);
+    path.prefetch = prefetch_by_depth(UseOrder(declared, path.name, path.uses), forward, backward);
+    if (random() % 2 == 0) lists_at_random(path.prefetch, random);
   }
   return input;
 }

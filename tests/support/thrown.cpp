@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A library for LD_PRELOAD: appends the message of each exception that a program throws to the file
-// $FSDP_THROWN_MESSAGES, one line each.
+// $FSDP_THROWN_MESSAGES, one line each. It asks libstdc++ whether a thrown type derives from std::exception.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -19,7 +19,7 @@ extern "C" [[noreturn]] void __cxa_throw(void* thrown, void* type, void (*destro
     for (char& letter : line)
       if (letter == '\n') letter = '|';
     line += '\n';
-    // Tests replace functions on files. The program of a test may have no file left.
+    // By system calls, because tests replace open() and write(). Without a free descriptor the message is lost.
     auto const file = ::syscall(SYS_open, path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
     if (file >= 0 && ::syscall(SYS_write, file, line.data(), line.size()) >= 0) ::syscall(SYS_close, file);
   }

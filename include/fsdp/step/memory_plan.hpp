@@ -133,7 +133,7 @@ class LiveBytes {
   MemoryPlan plan;
   for (std::size_t u = 0; u < program.units.size(); ++u) {
     auto const& unit = program.units[u];
-    auto const shard = unit.elements / unit.shards;
+    auto const shard = unit.shard();
     plan.parameters += shard * static_cast<std::int64_t>(size_of(unit.gathered_type()));
     if (!unit.trains()) continue;
     if (unit.offloads_masters) plan.host += shard * 4;

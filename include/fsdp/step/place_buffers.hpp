@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fsdp/algorithm.hpp"
+#include "fsdp/error.hpp"
 #include "fsdp/fixed_array.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/step/buffers.hpp"
@@ -76,7 +77,7 @@ using PlannedPass = FixedArray<PlannedTurn>;
 struct PathBuffers {
   std::array<PlannedPass, phases.size()> passes;
   std::vector<std::uint32_t> gradient_slots;  ///< by unit: slot that backward writes its gradients to
-  std::vector<std::uint32_t> buckets;         ///< completed by backward: indices of BufferPlan::buckets
+  std::vector<std::uint32_t> buckets;         ///< completed by backward: indices of PlacedBuffers::buckets
 
   PathBuffers() = default;
   PathBuffers(PathBuffers const&) = delete;
@@ -84,7 +85,7 @@ struct PathBuffers {
 };
 
 /// All buffers of a step; see the members of the same names in Program.
-struct BufferPlan {
+struct PlacedBuffers {
   std::vector<Slot> gather_slots, kept_slots, gradient_slots, wires;
   std::uint32_t bucket_wire = Program::none;
   std::int64_t staged_masters = 0, staged_gradients = 0;
@@ -302,7 +303,7 @@ class GatherSlots {
   FixedArray<bool> busy_;                      ///< by slot
 };
 
-/// Fills a BufferPlan. Sets the slots of units.
+/// Fills a PlacedBuffers. Sets the slots of units.
 ///
 /// [Note: Wires] If ranks sum in a narrower type than backward writes, gradients are rounded into a send buffer
 /// (*wire*), and the wire is reduced. The slot is free after rounding. The reduce stream reduces one unit after
@@ -314,7 +315,7 @@ class BufferPlacer {
     placed_.paths = FixedArray<PathBuffers>(plan.paths.size());
   }
 
-  [[gnu::cold]] BufferPlan place() {
+  [[gnu::cold]] PlacedBuffers place() {
     order_completion();
     place_wires();
     place_own_slots();
@@ -357,7 +358,7 @@ class BufferPlacer {
   }
   /// The parts of declared buckets that belong to units of a path: consecutive ones together. They begin and end where
   /// a unit or a declared bucket does.
-  /// @param declared  number of declared buckets, which lie in ascending order; parts that lack are added after them
+  /// @param declared  number of declared buckets, which lie in ascending order; missing parts are added after them
   [[gnu::cold]] void place_buckets(std::size_t path, std::size_t declared) {
     auto& buckets = placed_.buckets;
     auto const& ends = placed_.gradient_ends;
@@ -452,7 +453,7 @@ class BufferPlacer {
     auto const own_slots = placed_.gather_slots.size();
     std::vector<std::size_t> shared(classes.largest.size());
     for (std::size_t path = 0; path < plan_.paths.size(); ++path)
-      walk(plan_.paths[path], classes, placed_.paths[path], shared);
+      plan_passes(plan_.paths[path], classes, placed_.paths[path], shared);
     for (std::size_t at = 0; at < shared.size(); ++at)
       for (std::size_t slot = 0; slot < shared[at]; ++slot) add(placed_.gather_slots, {classes.largest[at]});
     for (auto& path : placed_.paths) {
@@ -465,12 +466,12 @@ class BufferPlacer {
     }
   }
   static PlannedPass& pass_of(PathBuffers& path, Phase phase) { return path.passes[static_cast<std::size_t>(phase)]; }
-  /// Walks through the passes of a path. @param most  raised to the numbers of shared slots that they use
-  [[gnu::cold]] void walk(PathPlan const& path, SizeClasses const& classes, PathBuffers& placed,
-                          std::vector<std::size_t>& most) const {
+  /// Plans the gathers and drops of a path. @param most  raised to the numbers of shared slots that they use
+  [[gnu::cold]] void plan_passes(PathPlan const& path, SizeClasses const& classes, PathBuffers& placed,
+                                 std::vector<std::size_t>& most) const {
     auto lists = path.ahead, lists_of_activations = path.ahead;
-    GatherWalk units(plan_, path, classes), evaluated = units, resident = units;
-    auto forward = units.forward(Phase::forward, lists.forward, true);
+    GatherWalk walk(plan_, path, classes), evaluated = walk, resident = walk;
+    auto forward = walk.forward(Phase::forward, lists.forward, true);
     // A pass that finds parameters of an earlier pass has fewer gathers. Nothing else changes.
     if (plan_.all_own_gather_slots(path) && placed_.kept_slots.empty()) {
       resident.begin_unsharded();
@@ -478,12 +479,12 @@ class BufferPlacer {
       for (std::size_t turn = 0; turn < forward.size(); ++turn) restrict_to_sharded(forward[turn], fewer[turn]);
     }
     pass_of(placed, Phase::forward) = std::move(forward);
-    auto activations = units;
-    pass_of(placed, Phase::backward) = units.backward(Phase::backward, lists);
+    auto activations = walk;
+    pass_of(placed, Phase::backward) = walk.backward(Phase::backward, lists);
     if (plan_.input.allow_frozen_parameters)
       pass_of(placed, Phase::activations) = activations.backward(Phase::activations, lists_of_activations);
     pass_of(placed, Phase::evaluation) = evaluated.forward(Phase::evaluation, lists.forward, false);
-    for (auto const* walked : {&units, &evaluated, &activations}) walked->raise(most);
+    for (auto const* walked : {&walk, &evaluated, &activations}) walked->raise(most);
   }
   /// Gathers that are missing in `fewer`, a subsequence, run only if the pass starts sharded.
   [[gnu::cold]] static void restrict_to_sharded(PlannedTurn& all, PlannedTurn const& fewer) {
@@ -492,6 +493,8 @@ class BufferPlacer {
       gather.if_sharded = next == fewer.gathers.size() || fewer.gathers[next].unit != gather.unit;
       if (!gather.if_sharded) ++next;
     }
+    FSDP_EXPECTS(next == fewer.gathers.size(),
+                 "a pass over unsharded parameters gathers a unit that a pass over sharded ones does not gather");
   }
 
   /// Adds two slots to each class: one is filled while the other is reduced.
@@ -536,11 +539,11 @@ class BufferPlacer {
   }
 
   UnitPlan& plan_;
-  BufferPlan placed_;
+  PlacedBuffers placed_;
 };
 
 /// @param plan  gets the slots of its units
-[[gnu::cold]] inline BufferPlan place_buffers(UnitPlan& plan) { return BufferPlacer(plan).place(); }
+[[gnu::cold]] inline PlacedBuffers place_buffers(UnitPlan& plan) { return BufferPlacer(plan).place(); }
 
 }  // namespace detail
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -49,21 +49,22 @@ class UnitPlan {
   [[gnu::cold, gnu::noinline]] explicit UnitPlan(StepInput const& of)
       : input(of), units(of.units.size()), paths(1 + of.paths.size()) {
     declare_paths();
-    group_units();
     for (std::size_t u = 0; u < units.size(); ++u) describe(units[u] = input.units[u], u);
+    group_units();
     frozen_uses_ = FixedArray<bool>(paths[0].order.size());
     for (auto const use : input.frozen_uses) frozen_uses_[use] = true;
     for (auto& path : paths) find_backward_end(path);
-    for (auto& path : paths) find_kept_slices(path);
+    for (auto& path : paths) find_drops(path);
     give_scratch();
   }
+  explicit UnitPlan(StepInput&&) = delete;  // it keeps a reference
   UnitPlan(UnitPlan const&) = delete;
 
   // Units.
 
   /// The unit whose uses are the unit's.
   std::size_t first_unit(std::size_t unit) const {
-    auto const first = input.units[unit].first;
+    auto const first = units[unit].first;
     return first == step::Unit::none ? unit : first;
   }
   /// A unit that has uses of its own, then those beside it.
@@ -152,10 +153,12 @@ class UnitPlan {
   }
   [[gnu::cold]] void describe(step::Unit& unit, std::size_t index) {
     if (unit.name.empty()) unit.name = std::to_string(index);
-    unit.shards = unit.sharded ? input.shards : 1;
-    unit.replicas = input.shards * input.replicas / unit.shards;
-    unit.reads_masters = unit.empty() || (unit.shards == 1 && unit.types.parameter == unit.gathered_type());
-    unit.writes_shards = !unit.trains() || (unit.shards == 1 && writes_fp32(index) && !input.offload.gradients);
+    unit.gather_slot = unit.kept_slot = unit.gradient_slot = step::Unit::none;
+    unit.staging_slot = 0;
+    unit.shard_ranks = unit.sharded ? input.shards : 1;
+    unit.replicas = input.shards * input.replicas / unit.shard_ranks;
+    unit.reads_masters = unit.empty() || (unit.shard_ranks == 1 && unit.types.parameter == unit.gathered_type());
+    unit.writes_shards = !unit.trains() || (unit.shard_ranks == 1 && writes_fp32(index) && !input.offload.gradients);
     unit.waits_for_replicas = unit.sharded && unit.replicas > 1 && !unit.writes_shards && input.allow_no_replica_sync;
     unit.accumulates = input.allow_no_sync && !writes_fp32(index) && !unit.writes_shards;
     if (unit.accumulates) accumulator_elements += unit.elements;
@@ -203,7 +206,8 @@ class UnitPlan {
       if (!done[use]) lacks[declared.unit(use)] = true;
     return lacks;
   }
-  [[gnu::cold]] void find_kept_slices(PathPlan& path) const {
+  /// The last use that may drop, and the units of which a slice stays after forward.
+  [[gnu::cold]] void find_drops(PathPlan& path) const {
     auto const uses = path.order.size();
     auto const backward_may_find_it_dropped = [&](std::size_t use) {
       for (auto const u : units_of(path, use))

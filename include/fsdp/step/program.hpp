@@ -46,14 +46,14 @@ struct Unit {
   bool frozen = false;                 ///< it does not train: no gradient, no update
   bool skips_gradients = false;        ///< its modules do not write gradients that are not wanted
   bool hooked = false;                 ///< functions of the caller follow its reductions
-  ElementTypes types{};
-  bool offloads_masters = false;  ///< its masters are fp32 in host memory
+  ElementTypes types{};                ///< as declared; the shard in device memory has gathered_type()
+  bool offloads_masters = false;       ///< its masters are fp32 in host memory
   /// A module's tensors of several kinds lie in several units. For all but the first: the index of the first, which has
   /// the module's uses. none: the unit has uses of its own.
   std::uint32_t first = none;
 
   // Planned: see UnitPlan.
-  int shards = 1;           ///< ranks that share its parameters
+  int shard_ranks = 1;      ///< ranks that share its parameters
   int replicas = 1;         ///< groups of such ranks
   bool in_backward = true;  ///< a backward pass of some path comes to some use of it
   /// Set if compute reads the master shard and nothing is gathered: the unit has one shard, and masters have the
@@ -65,12 +65,12 @@ struct Unit {
   bool waits_for_replicas = false;  ///< sums within its shard group may wait, in a partial shard
   bool accumulates = false;         ///< full gradients may wait, in an accumulator
 
-  // Placed: see BufferPlan.
+  // Placed: see PlacedBuffers.
   std::uint32_t gather_slot = none, kept_slot = none, gradient_slot = none;  ///< its own
   std::uint32_t staging_slot = 0;                                            ///< of its state in host memory
 
-  int world() const { return shards * replicas; }
-  std::int64_t shard() const { return elements / shards; }  ///< elements of a shard
+  int world() const { return shard_ranks * replicas; }
+  std::int64_t shard() const { return elements / shard_ranks; }  ///< elements of a shard
   /// Bytes of so many elements: of parameters, of gradients as backward writes them.
   std::int64_t param_bytes(std::int64_t count) const {
     return count * static_cast<std::int64_t>(size_of(types.parameter));

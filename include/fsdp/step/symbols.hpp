@@ -195,7 +195,7 @@ class Symbols : SymbolTexts {
     auto const& planned = program_->units[now_->unit];
     auto const pool = accesses[1].cells.pool;
     auto const ranks = pool == Pool::gradient || pool == Pool::staged_gradient ? world_of(now_->unit)
-                       : pool == Pool::partial                                 ? planned.shards
+                       : pool == Pool::partial                                 ? planned.shard_ranks
                                                                                : 1;
     expect_sum(accesses[0].cells, ranks);
     auto const from = Symbol(cells_[accesses[0].cells][0]);

@@ -24,7 +24,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 /// Progress of a backward pass that writes gradient shards: finds the buckets that are complete.
 class BucketProgress {
  public:
-  [[gnu::cold]] BucketProgress(BufferPlan const& buffers, PathBuffers const& path, std::size_t units)
+  [[gnu::cold]] BucketProgress(PlacedBuffers const& buffers, PathBuffers const& path, std::size_t units)
       : buffers_(&buffers),
         path_(&path),
         places_(units),
@@ -76,7 +76,7 @@ class BucketProgress {
     return true;
   }
 
-  BufferPlan const* buffers_;
+  PlacedBuffers const* buffers_;
   PathBuffers const* path_;
   FixedArray<std::size_t> places_;      ///< by unit whose gradient shard backward writes: its place in `ends`
   FixedArray<bool> written_, reduced_;  ///< by place; by bucket of the path
@@ -108,7 +108,7 @@ class BucketProgress {
 class OperationWriter {
  public:
   /// @param path  index among the paths
-  OperationWriter(UnitPlan const& plan, BufferPlan const& buffers, std::size_t path)
+  OperationWriter(UnitPlan const& plan, PlacedBuffers const& buffers, std::size_t path)
       : plan_(plan), buffers_(buffers), path_(plan.paths[path]), placed_(buffers.paths[path]) {}
 
   /// Writes the passes of the path.
@@ -226,7 +226,7 @@ class OperationWriter {
     return turns;
   }
 
-  /// Begins a use: gathers what the plan says.
+  /// Begins a use: writes its planned gathers.
   [[gnu::cold]] void begin(Turn& turn, PlannedTurn const& plan, Slots& slots, bool in_backward) const {
     turn.use = static_cast<std::uint32_t>(path_.order.declared(plan.use));
     turn.unit = static_cast<std::uint32_t>(path_.order.unit(plan.use));
@@ -234,7 +234,8 @@ class OperationWriter {
     for (auto const& at : plan.gathers) {
       auto const first = turn.before.size();
       gather(turn.before, at.unit, slots[at.unit] = at.slot, in_backward);
-      for (auto i = first; at.if_sharded && i < turn.before.size(); ++i) turn.before[i].when = only(starts_sharded);
+      if (!at.if_sharded) continue;
+      for (auto i = first; i < turn.before.size(); ++i) turn.before[i].when = only(starts_sharded);
     }
   }
   [[gnu::cold]] void compute(Turn& turn, Primitive primitive, Slots const& slots, bool writes_gradients) const {
@@ -282,7 +283,7 @@ class OperationWriter {
 
   /// The cells of a unit's content in a slot. If no other rank shares the unit, the own slice is all of it.
   Cells content(std::uint32_t u, Pool pool, std::uint32_t slot) const {
-    return plan_.units[u].shards > 1 ? Buffers::whole(pool, slot) : Buffers::own(pool, slot);
+    return plan_.units[u].shard_ranks > 1 ? Buffers::whole(pool, slot) : Buffers::own(pool, slot);
   }
   Cells gradient_shard(std::uint32_t u) const { return buffers_.cells.of_unit(Pool::gradient, u); }
   /// The cells of a unit's gradient shard, or, if the shard is in host memory, the slot that it is staged in.
@@ -324,7 +325,7 @@ class OperationWriter {
           .ending_span();
       return;
     }
-    bool const several = unit.shards > 1;
+    bool const several = unit.shard_ranks > 1;
     auto& cast = append(to, Primitive::cast, StreamKind::gather, u,
                         {reads(buffers_.cells.of_unit(Pool::master, u)), writes(own)})
                      .moving(unit.shard(), param_bytes(u, unit.shard()))
@@ -332,7 +333,7 @@ class OperationWriter {
     if (!several)
       cast.ending_span();
     else
-      all_gather(step::Group::gather, unit.shards, own, Buffers::rest(Pool::gather, slot)).ending_span();
+      all_gather(step::Group::gather, unit.shard_ranks, own, Buffers::rest(Pool::gather, slot)).ending_span();
   }
   [[gnu::cold]] void keep_slice(Operations& to, std::uint32_t u, std::uint32_t slot) const {
     auto const cells = Buffers::kept(plan_.units[u].kept_slot);
@@ -414,7 +415,7 @@ class OperationWriter {
   /// Reduces a unit's gradients: see [Note: Ways to reduce].
   [[gnu::cold]] void reduce(Operations& to, std::uint32_t u, std::uint32_t wire, Facts when) const {
     auto const& unit = plan_.units[u];
-    bool const rounded = wire != Program::none, several = unit.shards > 1, replicated = unit.replicas > 1;
+    bool const rounded = wire != Program::none, several = unit.shard_ranks > 1, replicated = unit.replicas > 1;
     auto const pool = rounded ? Pool::wire : Pool::gradient_slot;
     auto const slot = rounded ? wire : placed_.gradient_slots[u];
     auto const own = Buffers::own(pool, slot);
@@ -434,7 +435,7 @@ class OperationWriter {
       auto& scatter = append(to, Primitive::reduce_scatter, StreamKind::reduce, u,
                              {adds(own), reads(Buffers::rest(pool, slot))}, when)
                           .moving(unit.shard(), full)
-                          .among(step::Group::reduce, unit.shards)
+                          .among(step::Group::reduce, unit.shard_ranks)
                           .beginning_span(Primitive::reduce_scatter, full);
       scatter.span.ends = replicated;  // else the accumulation is in this span
     }
@@ -555,13 +556,13 @@ class OperationWriter {
   }
 
   UnitPlan const& plan_;
-  BufferPlan const& buffers_;
+  PlacedBuffers const& buffers_;
   PathPlan const& path_;
   PathBuffers const& placed_;
 };
 
-/// @param plan, buffers  lose what the program takes over
-[[gnu::cold]] inline Program write_operations(UnitPlan& plan, BufferPlan& buffers) {
+/// @param plan, buffers  the program takes over their lists
+[[gnu::cold]] inline Program write_operations(UnitPlan&& plan, PlacedBuffers&& buffers) {
   Program program;
   auto const& input = plan.input;
   program.set_paths(plan.paths.size());

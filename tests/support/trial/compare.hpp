@@ -19,7 +19,8 @@ namespace trial {
 
 using Outcomes = std::vector<Outcome<float>>;  ///< by rank
 
-inline Outcomes run_setting(Trial const& trial, Setting const& setting) {
+/// @param hashes_program  Outcome::program is set
+inline Outcomes run_setting(Trial const& trial, Setting const& setting, bool hashes_program = false) {
   Outcomes outcomes(static_cast<std::size_t>(trial.ranks));
   fsdp::local::run(trial.ranks, fsdp::host::Device{}, [&](Local comm) {
     auto const rank = static_cast<std::size_t>(comm.rank());
@@ -28,6 +29,7 @@ inline Outcomes run_setting(Trial const& trial, Setting const& setting) {
     trainer->run(trial.script);
     trainer->end();
     outcomes[rank] = std::move(trainer->outcome());
+    if (hashes_program) outcomes[rank].program = trainer->hashed_program();
   });
   return outcomes;
 }

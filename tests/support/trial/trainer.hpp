@@ -71,7 +71,6 @@ class Trainer {
   /// @param inside  called for every tensor that this rank gets
   void end(Inside const& inside = {}) {
     outcome_.parameters = export_parameters(inside);
-    outcome_.program = program();
     synchronize();
     expect_bytes();
     meet();
@@ -79,6 +78,7 @@ class Trainer {
   Outcome<float>& outcome() { return outcome_; }
   virtual fsdp::host::Stream& compute() = 0;
   virtual fsdp::host::Stream& gather() = 0;
+  virtual std::uint64_t hashed_program() const = 0;
 
  protected:
   Trainer(Model const& model, std::vector<Segment> segments, int rank, int ranks)
@@ -106,7 +106,6 @@ class Trainer {
   virtual void step(float rate) = 0;
   virtual Tensors<float> export_parameters(Inside const& inside) = 0;
   virtual Tensors<float> export_gradients() = 0;
-  virtual std::uint64_t program() const = 0;
   virtual void import_parameters() = 0;
   virtual void synchronize() = 0;
   virtual void expect_bytes() = 0;  ///< at rest, and never more than planned
@@ -317,6 +316,11 @@ class EngineTrainer final : public Trainer {
 
   fsdp::host::Stream& compute() override { return engine_.compute(); }
   fsdp::host::Stream& gather() override { return engine_.shards().gather_stream(); }
+  std::uint64_t hashed_program() const override {
+    fsdp::testing::ProgramDump dump;
+    dump.add(engine_.program());
+    return fsdp::hash_name(dump.text());
+  }
 
  private:
   void forward_part(std::size_t part, float const* x, float* y, Index rows, Inside const& inside) override {
@@ -392,11 +396,6 @@ class EngineTrainer final : public Trainer {
   static Tensors<float> by_name(Tensors<float> all) {
     std::sort(all.begin(), all.end(), [](auto const& a, auto const& b) { return a.name < b.name; });
     return all;
-  }
-  std::uint64_t program() const override {
-    fsdp::testing::ProgramDump dump;
-    dump.add(engine_.program());
-    return fsdp::hash_name(dump.text());
   }
   void import_parameters() override {
     fsdp::import_shard(engine_, [](fsdp::TensorInfo const& tensor, Index first, std::span<float> values) {
