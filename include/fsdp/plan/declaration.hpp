@@ -31,7 +31,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::plan {
 /// @tparam P  precision policy
 template <PrecisionPolicy P = Fp32>
 class Declaration {
-  using Declared = detail::Declaration<P>;
+  using Declared = fsdp::detail::Declaration<P>;
 
  public:
   /// @throws ConfigError as the engine's constructor
@@ -46,19 +46,19 @@ class Declaration {
   /// Adds the next module in forward order, with a unit of its own. See Engine::shard.
   template <Module M>
   UseId shard(M const& user_module, std::string_view prefix, UnitOptions const& options = {}) {
-    detail::Attempt<Declared> const attempt(declared_, prefix);
+    fsdp::detail::Attempt<Declared> const attempt(declared_, prefix);
     return add(user_module, prefix, declared_.add_unit(prefix, options));
   }
   /// Adds the next module in forward order, in a unit that it shares.
   template <Module M>
   UseId shard(M const& user_module, std::string_view prefix, UnitId unit) {
-    detail::Attempt<Declared> const attempt(declared_, prefix, unit);
+    fsdp::detail::Attempt<Declared> const attempt(declared_, prefix, unit);
     return add(user_module, prefix, unit);
   }
   /// Adds modules in turn, each with a unit of its own: "prefix.0", "prefix.1", ...
   template <Module M>
   void shard(std::vector<M> const& modules, std::string_view prefix, UnitOptions const& options = {}) {
-    detail::Attempt<Declared> const attempt(declared_, prefix);
+    fsdp::detail::Attempt<Declared> const attempt(declared_, prefix);
     auto const before = work_.size();
     try {
       for (std::size_t i = 0; i < modules.size(); ++i) {
@@ -81,7 +81,7 @@ class Declaration {
  private:
   template <class M>
   UseId add(M const& user_module, std::string_view name, UnitId unit) {
-    auto const use = detail::register_module(declared_, unit, user_module, name).use;
+    auto const use = fsdp::detail::register_module(declared_, unit, user_module, name).use;
     Work work;
     if constexpr (SaysWork<M>) work = user_module.work();
     work_.push_back(work);

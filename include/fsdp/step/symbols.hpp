@@ -235,7 +235,7 @@ class Symbols : SymbolTexts {
       for (auto& cell : cells_[cells]) average(cell);
       return;
     }
-    expect_sum(cells, program_->units[now_->unit].shards);
+    expect_sum(cells, program_->units[now_->unit].shard_ranks);
     for (auto& cell : cells_[cells])
       for (auto& [term, share] : cell.terms) share.ranks *= now_->ranks;
   }
