@@ -4,10 +4,10 @@
 
 #include <cstddef>
 
-#include "fsdp/engine/open_use.hpp"
+#include "fsdp/engine/scopes.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
-#include "fsdp/step/schedule.hpp"
+#include "fsdp/step/program.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
@@ -33,14 +33,12 @@ class HeldUse : public detail::OpenUse<typename E::Scope::Core> {
   /// Begins a use. Afterwards it converts to true, unless backward passes do not come to the use (because no unit at or
   /// below it trains): then there are no parameters, and end() does nothing.
   /// @param pass  forward, backward or recompute
-  /// @throws UsageError if a use has begun and not ended, `pass` is idle, or there is no such use; OrderError if
+  /// @throws UsageError if a use has begun and not ended, there is no such use; OrderError if
   /// another use comes next; what an earlier task threw. No use has begun then
   /// @note Stream: compute waits for the gather, and in backward for a free gradient slot.
   /// @note Collective: as ShardedModule::forward or backward.
   void begin(Pass pass, UseId use) {
     FSDP_EXPECTS(!begun_, "rank {}: HeldUse::begin: the last use has not ended; call end() or abandon() first",
-                 engine_->rank());
-    FSDP_EXPECTS(pass != Pass::idle, "rank {}: HeldUse::begin: expected Pass::forward, backward or recompute, got idle",
                  engine_->rank());
     auto const shards = engine_->shards();
     this->begin_use(shards.core(), shards.index_of(use), pass);

@@ -65,7 +65,7 @@ class UsesOf final : public EngineUses {
     return {const_cast<void*>(buffers.parameters), wanted ? buffers.gradients : nullptr};
   }
   bool begin_gradient(std::size_t of, std::size_t index) override { return held_.unit(of).begin_gradient(index); }
-  std::size_t turns_done() const override { return engine_->shards().core().declared.schedule().turns_done(); }
+  std::size_t turns_done() const override { return engine_->shards().core().passes.turns_done(); }
   void discard_gradients() override { engine_->discard_gradients(); }
   void broadcast_buffers() override { sync_module_buffers(*engine_, *modules_, BufferSync::broadcast); }
   void expect_stream(std::string_view unit) const override {

@@ -10,6 +10,7 @@
 
 #include "fsdp/engine/declared_paths.hpp"
 #include "fsdp/owned.hpp"
+#include "fsdp/step/passes.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
@@ -19,9 +20,9 @@ struct PathAdder {
   /// Adds a path to a declaration: see DeclaredPaths::add.
   static std::size_t add(Declaration& declared, int rank, std::string_view name, std::vector<std::size_t> uses) {
     auto& paths = declared.paths();
-    if (paths) return static_cast<DeclaredPaths&>(*paths).add(declared.schedule(), name, std::move(uses));
+    if (paths) return static_cast<DeclaredPaths&>(*paths).add(declared.order(), name, std::move(uses));
     Owned<DeclaredPaths> first(new DeclaredPaths(rank));
-    auto const added = first->add(declared.schedule(), name, std::move(uses));
+    auto const added = first->add(declared.order(), name, std::move(uses));
     paths = Owned<PathList>(first.release());
     return added;
   }
@@ -39,7 +40,7 @@ class [[nodiscard]] PathScope {
   [[gnu::cold, gnu::noinline]] PathScope(E& engine, std::size_t path)
       : engine_(&engine), followed_{path, engine.passes.followed()} {
     auto const turn = engine.calls.enter("follow");
-    engine.passes.expect_between_passes();
+    engine.passes.expect_between_passes("a path is followed");
     engine.passes.followed() = &followed_;
   }
   [[gnu::cold, gnu::noinline]] PathScope(PathScope&& other) noexcept
@@ -53,14 +54,14 @@ class [[nodiscard]] PathScope {
 
  private:
   /// The pointer of the list that points to the scope.
-  detail::FollowedPath*& place_of(detail::FollowedPath const* scope) const {
+  step::FollowedPath*& place_of(step::FollowedPath const* scope) const {
     auto* place = &engine_->passes.followed();
     while (*place != scope) place = &(*place)->before;
     return *place;
   }
 
   E* engine_;
-  detail::FollowedPath followed_;
+  step::FollowedPath followed_;
 };
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

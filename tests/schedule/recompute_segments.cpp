@@ -576,7 +576,7 @@ TEST_CASE("wrong segments are refused by name, and change nothing") {
     with_engine([&](auto&, auto& others) { foreign = message(others[0], layers[0]); });
     CHECK(has(foreign, "belongs to another engine"));
     auto const input = engine.plan_input();
-    CHECK(input.segments == std::vector<std::size_t>{fsdp::Schedule::none, 1, 1, fsdp::Schedule::none});
+    CHECK(input.segments == std::vector<std::size_t>{fsdp::UseOrder::none, 1, 1, fsdp::UseOrder::none});
     engine.recompute_segment(layers[3], layers[3]);
     for (auto& layer : layers) layer.forward();
     layers[3].recompute();

@@ -16,7 +16,7 @@
 
 #include "fsdp/step/check_program.hpp"
 #include "fsdp/step/compile_program.hpp"
-#include "fsdp/step/schedule.hpp"
+#include "fsdp/step/use_order.hpp"
 #include "fsdp/step/step_input.hpp"
 #include "fsdp/step/symbols.hpp"
 #include "tests/catch.hpp"

@@ -133,8 +133,8 @@ inline StepInput input_with_paths_at_random(std::mt19937& random, unsigned most_
     path.name = "path";
     for (auto more = 1 + random() % (2 * input.uses.size()); more > 0; --more) {
       auto const use = random() % input.uses.size();
-      auto const segment = input.segments.empty() ? Schedule::none : input.segments[use];
-      if (segment == Schedule::none) path.uses.push_back(use);
+      auto const segment = input.segments.empty() ? UseOrder::none : input.segments[use];
+      if (segment == UseOrder::none) path.uses.push_back(use);
       for (auto at = segment; at < input.segments.size() && input.segments[at] == segment; ++at)  // all of it
         path.uses.push_back(at);
     }

@@ -10,7 +10,7 @@
 
 #include "fsdp/step/compile_program.hpp"
 #include "fsdp/step/run.hpp"
-#include "fsdp/step/schedule.hpp"
+#include "fsdp/step/use_order.hpp"
 
 namespace fsdp::testing {
 
@@ -32,14 +32,14 @@ inline StepInput equal_units(int count, int shards, int replicas = 1) {
 }
 /// Each segment has its first and its last use.
 inline StepInput with_segments(StepInput input, std::vector<std::pair<std::size_t, std::size_t>> const& segments) {
-  input.segments.assign(input.uses.size(), Schedule::none);
+  input.segments.assign(input.uses.size(), UseOrder::none);
   for (auto const& [first, last] : segments)
     for (auto use = first; use <= last; ++use) input.segments[use] = first;
   return input;
 }
 /// Gathers `forward` units ahead in forward, and `backward` in backward.
 inline StepInput with_prefetch(StepInput input, int forward, int backward) {
-  Schedule schedule(0);
+  UseOrder schedule;
   for (auto const unit : input.uses) schedule.declare(unit, "");
   for (std::size_t use = 0; use < input.segments.size(); ++use) schedule.set_segment(use, input.segments[use]);
   input.prefetch = prefetch_by_depth(schedule, forward, backward);

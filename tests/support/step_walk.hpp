@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fsdp/step/memory_plan.hpp"
-#include "fsdp/step/schedule.hpp"
+#include "fsdp/step/use_order.hpp"
 
 namespace fsdp::testing {
 
@@ -22,7 +22,7 @@ inline bool writes_fp32(StepInput const& input) { return input.units.at(0).types
 class StepWalk {
  public:
   /// @param declared  the uses; it and the input must outlive the walk
-  StepWalk(Schedule const& declared, StepInput const& of)
+  StepWalk(UseOrder const& declared, StepInput const& of)
       : ahead(of.prefetch.forward.empty() ? prefetch_by_depth(declared, 1, 1) : of.prefetch),
         schedule(declared),
         input(of),
@@ -162,7 +162,7 @@ class StepWalk {
     if (!own_gather_slot(unit)) --in_turn_;
   }
 
-  Schedule const& schedule;
+  UseOrder const& schedule;
   StepInput const& input;
   std::vector<char> unsharded_, waiting_;  // flags: std::exchange takes no reference into a vector of bool
   std::size_t in_turn_ = 0;                ///< units that have one of the buffers that take turns
@@ -170,8 +170,8 @@ class StepWalk {
 };
 
 /// The order of uses that the input declares.
-inline Schedule schedule_of(StepInput const& input) {
-  Schedule schedule(0);
+inline UseOrder schedule_of(StepInput const& input) {
+  UseOrder schedule;
   for (std::size_t unit = 0; input.uses.empty() && unit < input.units.size(); ++unit) schedule.declare(unit, "");
   for (auto const unit : input.uses) schedule.declare(unit, "");
   return schedule;

@@ -62,7 +62,7 @@ class BackgroundSaver {
   void save(O& optimizer, std::filesystem::path const& folder, nlohmann::ordered_json extra = nullptr,
             SaveOptions const& options = {}) {
     auto const turn = engine_->shards().enter("BackgroundSaver::save");
-    engine_->shards().gate().expect_at_rest("a checkpoint is to be saved");
+    engine_->shards().passes().expect_at_rest("a checkpoint is to be saved");
     wait();
     auto now = std::make_shared<checkpoint::Save<E>>(*engine_, checkpoint::RunState<E>(*engine_, optimizer), folder,
                                                      std::move(extra), options);

@@ -59,7 +59,7 @@ inline std::string described(Slice const& slice) { return formatted("{} of '{}'"
 template <class E, Checkpointable O>
 std::string find_not_finite(E& engine, O& optimizer) {
   auto const turn = engine.shards().enter("find_not_finite");
-  engine.shards().gate().expect_at_rest("a run's state is to be checked for infinities and NaN");
+  engine.shards().passes().expect_at_rest("a run's state is to be checked for infinities and NaN");
   engine.seal();
   engine.synchronize();
   RunState<E> const state(engine, optimizer);

@@ -55,7 +55,7 @@ class ShardExporter {
   /// @note Collective: yes.
   static void begin(E& engine) {
     auto const shards = engine.shards();
-    shards.gate().expect_at_rest("parameters are to be exported");
+    shards.passes().expect_at_rest("parameters are to be exported");
     engine.seal();
     engine.synchronize();  // the last update is complete; no rank exports if a stream of one has failed
     expect_equal_texts<OrderError>(engine.world(), formatted("exports after {}", shards.history().text()),
@@ -169,13 +169,13 @@ void export_full(E& engine, Visit&& visit) {
 template <class E, class Visit>
 void export_gradients(E& engine, Visit&& visit) {
   auto const turn = engine.shards().enter("export_gradients");
-  engine.shards().gate().expect_readable("gradients are to be exported");
-  engine.shards().gate().complete_gradients();
+  engine.shards().checks().expect_readable("gradients are to be exported");
+  engine.shards().passes().complete_gradients();
   engine.synchronize();
   export_shards(
       engine,
-      [gate = &engine.shards().gate()](typename E::Unit& unit) {
-        return gate->exports_gradient(unit.index()) ? unit.gradient : nullptr;
+      [passes = &engine.shards().passes()](typename E::Unit& unit) {
+        return passes->exports_gradient(unit.index()) ? unit.gradient : nullptr;
       },
       visit);
 }
@@ -212,7 +212,7 @@ void import_shard(E& engine, Read&& read) {
   engine.seal();
   shards.abandon_pass("parameters are to be imported");
   engine.synchronize();
-  shards.gate().begin_replacing("an import");
+  shards.passes().begin_replacing("an import");
   shards.history().add("import_shard");
   detail::WrittenValues written(shards.size());
   checkpoint::ReadParts parts;
@@ -243,7 +243,7 @@ void import_shard(E& engine, Read&& read) {
         texts, shards.size(), [&](std::size_t u) -> auto& { return shards[u]; }, "imported values");
   });
   if (!differing.empty()) fail<ConfigError>("rank {}: {}", engine.rank(), differing);
-  shards.gate().end_replacing();
+  shards.passes().end_replacing();
 }
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -177,7 +177,7 @@ LoadedCheckpoint load_named(E& engine, O& optimizer, std::filesystem::path const
   });
 
   auto const& manifest = reader->manifest();
-  shards.gate().begin_replacing("a load");
+  shards.passes().begin_replacing("a load");
   engine.discard_gradients();
   agreed(world, "loading", [&] {
     for_each_own_segment(engine, state, [&](auto array, auto u, Segment const& segment, TensorInfo const& tensor) {
@@ -196,7 +196,7 @@ LoadedCheckpoint load_named(E& engine, O& optimizer, std::filesystem::path const
     return "";
   });
   for (std::size_t i = 0; i < found.steps.size(); ++i) state.parts()[i]->set_steps(found.steps[i]);
-  shards.gate().end_replacing();
+  shards.passes().end_replacing();
   return {checkpoint, manifest.step, manifest.world_size, manifest.extra};
 }
 

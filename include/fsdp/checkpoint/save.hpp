@@ -56,8 +56,8 @@ class Save {
       : engine_(&engine), state_(std::move(state)), folder_(folder), options_(options) {
     auto const turn = engine.shards().enter("save");
     expect_possible(options);
-    engine.shards().gate().expect_at_rest("a checkpoint is to be saved");
-    engine.shards().gate().expect_not_swapped("a checkpoint is to be saved");
+    engine.shards().passes().expect_at_rest("a checkpoint is to be saved");
+    engine.shards().passes().expect_not_swapped("a checkpoint is to be saved");
     engine.seal();
     engine.synchronize();  // no rank saves if a stream of one has failed
     manifest_ = described_run(engine, state_, options);

@@ -85,8 +85,8 @@ class Snapshots {
     using namespace checkpoint;
     auto const turn = engine_->shards().enter("Snapshots::take");
     RunState<E> const state(*engine_, optimizer);
-    engine_->shards().gate().expect_at_rest("a snapshot is to be taken");
-    engine_->shards().gate().expect_not_swapped("a snapshot is to be taken");
+    engine_->shards().passes().expect_at_rest("a snapshot is to be taken");
+    engine_->shards().passes().expect_not_swapped("a snapshot is to be taken");
     engine_->seal();
     engine_->synchronize();
     SaveOptions options;

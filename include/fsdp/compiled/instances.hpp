@@ -39,7 +39,7 @@
   how class detail::ShardStorage<C, P>;                                         \
   how class detail::Waits<C>;                                                   \
   how class detail::Executor<C, P>;                                             \
-  how class detail::Passes<C, P>;                                               \
+  how class step::Passes<detail::Executor<C, P>>;                               \
   how struct detail::EngineCore<C, P>;                                          \
   how class detail::EngineTraces<Engine<C, P>>;                                 \
   how class Engine<C, P>;                                                       \

@@ -19,12 +19,10 @@
 #include "fsdp/engine/declaration.hpp"
 #include "fsdp/engine/executor.hpp"
 #include "fsdp/engine/flat_param.hpp"
+#include "fsdp/engine/gradient_checks.hpp"
 #include "fsdp/engine/guarded_uses.hpp"
 #include "fsdp/engine/history.hpp"
 #include "fsdp/engine/offload_hooks.hpp"
-#include "fsdp/engine/open_accesses.hpp"
-#include "fsdp/engine/passes.hpp"
-#include "fsdp/engine/step_gate.hpp"
 #include "fsdp/engine/storage.hpp"
 #include "fsdp/engine/stream_failures.hpp"
 #include "fsdp/engine/streams.hpp"
@@ -38,6 +36,7 @@
 #include "fsdp/owned.hpp"
 #include "fsdp/step/compile_program.hpp"
 #include "fsdp/step/memory_plan.hpp"
+#include "fsdp/step/passes.hpp"
 #include "fsdp/step/program.hpp"
 #include "fsdp/trace/trace.hpp"
 #if defined(FSDP_CHECK_PROGRAM)
@@ -120,8 +119,6 @@ struct EngineCore {
       throw;
     }
     for (auto& unit : declared.units()) unit->initial = {};
-    passes.set_program(program);
-    declared.schedule().set_backward_end(program.backward_end());
     sealed = true;
   }
   /// The part of sealing that each rank does by itself: hands out its memory, and fills it.
@@ -130,7 +127,10 @@ struct EngineCore {
     auto const kept_ranks = declared.options().reshard_ranks;
     auto slots = storage.slots(program);
     if (offload) offload->place(slots);
-    executor.prepare(program, declared.units(), std::move(slots), kept_ranks > 0 ? where.rank % kept_ranks : 0);
+    if (declared.paths()) declared.paths()->seal();
+    executor.prepare(program, declared.units(), declared.paths().get(), std::move(slots),
+                     kept_ranks > 0 ? where.rank % kept_ranks : 0);
+    passes.prepare(program);
     storage.initialize(declared.units(), declared.options().seed, *compute);
     if (offload) offload->initialized();
     for (auto operation : program.updates) {
@@ -138,7 +138,6 @@ struct EngineCore {
       executor.note(operation);
     }
     if (declared.options().trap_stale_pointers) guarded.prepare(declared.units());
-    if (declared.paths()) declared.paths()->seal(declared.schedule(), program);
   }
   /// @param mine  hashes of the values that set_initial_values() gave; or "!" and why this rank cannot seal
   /// @throws PeerError if a rank cannot; ConfigError if replicas were given different values
@@ -168,6 +167,7 @@ struct EngineCore {
     failures.for_each_stream([&](Stream& stream) { drain(stream); });
     guarded = {};
     if (offload) offload->release();
+    passes.release();
     executor.release();
     scalar_comm.reset();
     storage.release();
@@ -205,14 +205,14 @@ struct EngineCore {
     declared.expect_idle(what);
   }
   void discard_gradients() {
-    passes.expect_no_half_step("gradients are discarded");
+    passes.expect_no_incomplete_step("gradients are discarded");
     bool some = false;
     for (std::size_t u = 0; sealed && u < declared.units().size(); ++u) {
-      auto const& contents = executor.contents()[u];
+      auto const& contents = passes.contents()[u];
       some = some || contents.gradient == step::Contents::Gradient::sum || contents.waits();
     }
     passes.discard();
-    gate.forget_norm();
+    checks.forget_norm();
     if (some) history.add("discard_gradients");
   }
   /// Begins a scope.
@@ -243,16 +243,16 @@ struct EngineCore {
                                                               : "gradients can stay unreduced",
                      missing.option);
   }
-  Unit& begin_forward(std::size_t use) {
-    seal();
-    return passes.begin_forward(use);
+  /// @return the use's unit; nullptr: backward passes do not come to the use
+  Unit* begin_use(UseKind kind, std::size_t use) {
+    if (kind == UseKind::forward) seal();
+    auto const* const turn = failures.with_cause([&] { return passes.begin_use(kind, use); });
+    if (turn == nullptr) return nullptr;
+    if (kind != UseKind::forward) storage.lease_gradients();
+    return declared.units()[turn->unit].get();
   }
-  /// @return whether backward passes do not come to the use. @param pass  backward or recompute
-  bool skips_backward(Pass pass, std::size_t use) const { return passes.skips_backward(pass, use); }
-  Unit& begin_backward(Pass pass, std::size_t use) {
-    auto& unit = passes.begin_backward(pass, use);
-    storage.lease_gradients();
-    return unit;
+  void end_use() {
+    failures.with_cause([&] { passes.end_use(); });
   }
 
   void attach_tracer(Owned<Tracer<Device>> next) {
@@ -325,13 +325,13 @@ struct EngineCore {
   MemoryPlanInput input;  ///< input of `program`
   Program program;
 
-  Executor<C, P> executor{device, where.rank, streams, account, history, declared.wire()};
+  Executor<C, P> executor{device,         where.rank, streams, account, history, declared.options().passes_ahead,
+                          declared.wire()};
   Streams<Device> streams;  // after everything that its work uses: joined first
   Stream* compute;
   StreamFailures<Device> failures{streams};
-  OpenAccesses accesses{where.rank};
-  Passes<C, P> passes{device, where.rank, declared, executor, *compute, history, failures, accesses};
-  StepGate<Passes<C, P>> gate{where.rank, passes};
+  step::Passes<Executor<C, P>> passes{executor, where.rank, &declared.order()};
+  GradientChecks checks{where.rank, passes, declared.options().without_gradient != WithoutGradient::refused};
 };
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -19,7 +19,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/owned.hpp"
 #include "fsdp/step/memory_plan.hpp"
-#include "fsdp/step/schedule.hpp"
+#include "fsdp/step/use_order.hpp"
 #include "fsdp/strategy.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
@@ -36,7 +36,7 @@ class Declaration : public DeclaredUnits<P> {
   /// @param where  under `strategy`
   /// @throws ConfigError if an option is out of range, or means nothing under this strategy
   [[gnu::cold]] Declaration(Placement const& where, ShardingStrategy const& strategy, EngineOptions const& options)
-      : Base(where, strategy), options_(options), schedule_(where.rank) {
+      : Base(where, strategy), options_(options) {
     auto const rank = where.rank;
     if (options.prefetch < 0 || backward_prefetch() < 0)
       fail<ConfigError>("rank {}: prefetch must not be negative, got {} for forward and {} for backward", rank,
@@ -71,7 +71,7 @@ class Declaration : public DeclaredUnits<P> {
   /// The state that restore() returns to. @param to  as in DeclaredUnits::mark
   [[gnu::cold]] std::vector<std::size_t> mark(UnitId to) const { return Base::mark(to); }
   [[gnu::cold]] void restore(std::vector<std::size_t> const& to) noexcept {
-    schedule_.truncate(to[2]);
+    order_.truncate(to[2]);
     Base::restore(to);
   }
   /// Functions of the caller are about to be called that must not declare anything. @param with  a literal; empty: they
@@ -81,7 +81,7 @@ class Declaration : public DeclaredUnits<P> {
   /// @throws UsageError as end_module
   [[gnu::cold]] std::size_t add_use(UnitId unit, std::string_view module, std::vector<TensorPlace> const& tensors) {
     this->end_module(unit, tensors);
-    return schedule_.declare(unit.index, std::string(module));
+    return order_.declare(unit.index, std::string(module));
   }
   /// @param action  the refused action, for the message
   /// @throws UsageError while functions of the caller are called that must not declare anything
@@ -93,9 +93,8 @@ class Declaration : public DeclaredUnits<P> {
         where_.rank, action, busy_);
   }
 
-  Schedule& schedule() { return schedule_; }
   Offloaded offload;  ///< what lies in host memory
-  Schedule const& schedule() const { return schedule_; }
+  UseOrder const& order() const { return order_; }
   /// nullptr: there is none besides the declared order.
   Owned<PathList>& paths() { return paths_; }
   Owned<PathList> const& paths() const { return paths_; }
@@ -114,9 +113,9 @@ class Declaration : public DeclaredUnits<P> {
   std::size_t expect_use(std::size_t use) const {
     FSDP_EXPECTS(use != UseId{}.index,
                  "rank {}: a use id names no module; take the id of a sharded module or adopted unit", where_.rank);
-    FSDP_EXPECTS(use < schedule_.size(),
+    FSDP_EXPECTS(use < order_.size(),
                  "rank {}: there is no use {}: modules have been added for {} uses, counted from 0", where_.rank, use,
-                 schedule_.size());
+                 order_.size());
     return use;
   }
 
@@ -127,7 +126,7 @@ class Declaration : public DeclaredUnits<P> {
       expect_use(next);
       FSDP_EXPECTS(pass == Pass::forward ? next > use : next < use,
                    "rank {}: a prefetch list names '{}', which does not come after '{}' in {}", where_.rank,
-                   schedule_.module_name(next), schedule_.module_name(use), name(pass));
+                   order_.module_name(next), order_.module_name(use), name(pass));
     }
     lists_.push_back({pass, use, std::move(ahead)});
   }
@@ -135,38 +134,38 @@ class Declaration : public DeclaredUnits<P> {
   /// The uses `first` to `last` are recomputed together: see [Note: Segments].
   /// @throws UsageError if they are no segment; nothing has changed then
   [[gnu::cold]] void add_segment(std::size_t first, std::size_t last) {
-    auto const quoted = [&](std::size_t use) { return "'" + std::string(schedule_.module_name(use)) + "'"; };
+    auto const quoted = [&](std::size_t use) { return "'" + std::string(order_.module_name(use)) + "'"; };
     std::string wrong;
     if (first > last) wrong = "ends before it begins; name its first module first";
     for (auto use = first; use <= last && wrong.empty(); ++use) {
-      if (schedule_.segment(use) != Schedule::none) wrong = "overlaps another one: " + quoted(use) + " is in both";
-      auto other = schedule_.last_use(schedule_.unit(use));
-      while (other != Schedule::none && first <= other && other <= last) other = schedule_.previous_use(other);
-      if (other != Schedule::none)
+      if (order_.segment(use) != UseOrder::none) wrong = "overlaps another one: " + quoted(use) + " is in both";
+      auto other = order_.last_use(order_.unit(use));
+      while (other != UseOrder::none && first <= other && other <= last) other = order_.previous_use(other);
+      if (other != UseOrder::none)
         wrong = "contains " + quoted(use) + ", but not " + quoted(other) + ", which uses the same unit '" +
-                units_[schedule_.unit(use)]->name() + "'; leave both out";
+                units_[order_.unit(use)]->name() + "'; leave both out";
     }
-    FSDP_EXPECTS(wrong.empty(), "rank {}: the segment '{}' to '{}' {}", where_.rank, schedule_.module_name(first),
-                 schedule_.module_name(last), wrong);
-    for (auto use = first; use <= last; ++use) schedule_.set_segment(use, first);
+    FSDP_EXPECTS(wrong.empty(), "rank {}: the segment '{}' to '{}' {}", where_.rank, order_.module_name(first),
+                 order_.module_name(last), wrong);
+    for (auto use = first; use <= last; ++use) order_.set_segment(use, first);
     try {
-      if (paths_) paths_->expect_segments(schedule_);
+      if (paths_) paths_->expect_segments(order_);
     } catch (...) {
-      for (auto use = first; use <= last; ++use) schedule_.set_segment(use, Schedule::none);
+      for (auto use = first; use <= last; ++use) order_.set_segment(use, UseOrder::none);
       throw;
     }
   }
 
   /// @throws UsageError if the unit is in a segment, where it would have a use outside
   [[gnu::cold]] void expect_no_segment(std::size_t unit, std::string_view module) const {
-    FSDP_EXPECTS(!schedule_.in_segment(unit),
+    FSDP_EXPECTS(!order_.in_segment(unit),
                  "rank {}: module '{}' uses a unit of a segment, but is outside it; leave the unit out of segments",
                  where_.rank, module);
   }
 
   /// Pads the layouts and checks that nothing is left without a use, and that there is something to train.
   [[gnu::cold]] void seal() {
-    FSDP_EXPECTS(schedule_.size() > 0, "rank {}: the engine has no modules; add one with shard()", where_.rank);
+    FSDP_EXPECTS(order_.size() > 0, "rank {}: the engine has no modules; add one with shard()", where_.rank);
     FSDP_EXPECTS(!paths_ || !offload.gradients || options_.without_gradient != WithoutGradient::zeros,
                  "rank {}: units without a gradient cannot get zeroes while gradients are offloaded; choose "
                  "WithoutGradient::untouched, or do not offload gradients",
@@ -175,7 +174,7 @@ class Declaration : public DeclaredUnits<P> {
     for (std::size_t u = 0; u < units_.size(); ++u) {
       units_[u]->offloads_masters = offloads_masters(*units_[u]);
       units_[u]->seal(where_);
-      auto const* fault = schedule_.used(units_[u]->first) ? "" : "no module uses";
+      auto const* fault = order_.used(units_[u]->first) ? "" : "no module uses";
       if (units_[u]->hooks.size > 0 && !units_[u]->trains()) fault = "on_reduced was called for the frozen or empty";
       FSDP_EXPECTS(*fault == 0, "rank {}: {} unit '{}'", where_.rank, fault, units_[u]->name());
       some = some || !units_[u]->empty();
@@ -203,10 +202,10 @@ class Declaration : public DeclaredUnits<P> {
                        fsdp::name(options_.reduce_dtype.value_or(written)));
     lines += formatted("offloaded: moments {}, masters {}, gradients {}\n", offload.moments, offload.masters,
                        offload.gradients);
-    for (std::size_t use = 0; use < schedule_.size(); ++use) {
+    for (std::size_t use = 0; use < order_.size(); ++use) {
       for (auto at = use == 0 ? 0 : ends_[use - 1]; at < ends_[use]; ++at) {
         auto const& unit = *units_[unit_number(named_[at])];
-        lines += formatted("module '{}': tensor '{}' in unit '{}'\n", schedule_.module_name(use),
+        lines += formatted("module '{}': tensor '{}' in unit '{}'\n", order_.module_name(use),
                            unit.layout().tensors()[tensor_index(named_[at])].name, unit.name());
       }
     }
@@ -218,21 +217,21 @@ class Declaration : public DeclaredUnits<P> {
                          unit->strategy().shards ? "shards" : "does not shard",
                          unit->strategy().reshards_after_forward ? "reshards" : "stays");
     }
-    for (std::size_t use = 0; use < schedule_.size(); ++use)
-      lines += formatted("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(),
-                         schedule_.module_name(use));
+    for (std::size_t use = 0; use < order_.size(); ++use)
+      lines +=
+          formatted("use of unit '{}' by module '{}'\n", units_[order_.unit(use)]->name(), order_.module_name(use));
     lines += "segments that are recomputed:";
-    for (std::size_t use = 0; use < schedule_.size(); ++use)
-      if (schedule_.ends_segment(use))
-        lines += formatted(" '{}' to '{}'", schedule_.module_name(schedule_.segment(use)), schedule_.module_name(use));
+    for (std::size_t use = 0; use < order_.size(); ++use)
+      if (order_.ends_segment(use))
+        lines += formatted(" '{}' to '{}'", order_.module_name(order_.segment(use)), order_.module_name(use));
     lines += '\n';
     for (auto const& list : lists_)
-      lines += formatted("{} of '{}' gathers ahead uses {}\n", name(list.pass), schedule_.module_name(list.use),
+      lines += formatted("{} of '{}' gathers ahead uses {}\n", name(list.pass), order_.module_name(list.use),
                          listed(list.ahead));
     constexpr std::string_view without_gradient[]{"refused", "untouched", "zeros"};
     lines += formatted("options: without_gradient {}\n",
                        without_gradient[static_cast<std::size_t>(options_.without_gradient)]);
-    if (paths_) lines += paths_->text(schedule_);
+    if (paths_) lines += paths_->text(order_);
     lines += formatted("paths: {}\n", path_count() - 1);
     return lines;
   }
@@ -257,22 +256,22 @@ class Declaration : public DeclaredUnits<P> {
                         .first = unit.first == u ? step::Unit::none : static_cast<std::uint32_t>(unit.first)};
     }
     input.offload = offload;
-    input.modules = std::vector<std::string>(schedule_.size());
-    for (std::size_t use = 0; use < schedule_.size(); ++use) {
-      input.uses.push_back(schedule_.unit(use));
-      input.modules[use] = schedule_.module_name(use);
+    input.modules = std::vector<std::string>(order_.size());
+    for (std::size_t use = 0; use < order_.size(); ++use) {
+      input.uses.push_back(order_.unit(use));
+      input.modules[use] = order_.module_name(use);
     }
-    for (std::size_t use = 0; use < schedule_.size(); ++use)
+    for (std::size_t use = 0; use < order_.size(); ++use)
       if (this->is_frozen(use)) input.frozen_uses.push_back(use);
-    for (std::size_t use = 0; use < schedule_.size(); ++use) input.segments.push_back(schedule_.segment(use));
+    for (std::size_t use = 0; use < order_.size(); ++use) input.segments.push_back(order_.segment(use));
     input.shards = where_.shards;
     input.replicas = where_.replicas;
     input.bucket_bytes = options_.bucket_bytes;
     input.first_bucket_bytes = options_.first_bucket_bytes;
     input.keep_last = options_.keep_last;
     input.keep_root = options_.keep_root;
-    input.prefetch = prefetch_by_depth(schedule_, options_.prefetch, backward_prefetch(), empty_units(input));
-    if (paths_) input.paths = paths_->plan(schedule_, options_.prefetch, backward_prefetch(), empty_units(input));
+    input.prefetch = prefetch_by_depth(order_, options_.prefetch, backward_prefetch(), empty_units(input));
+    if (paths_) input.paths = paths_->plan(order_, options_.prefetch, backward_prefetch(), empty_units(input));
     input.zeros_for_absent = options_.without_gradient == WithoutGradient::zeros;
     for (auto const& list : lists_) {
       if (paths_) paths_->set_prefetch(input.paths, list.pass == Pass::forward, list.use, list.ahead);
@@ -315,7 +314,7 @@ class Declaration : public DeclaredUnits<P> {
   int backward_prefetch() const { return options_.backward_prefetch.value_or(options_.prefetch); }
 
   EngineOptions options_;
-  Schedule schedule_;
+  UseOrder order_;
   Owned<PathList> paths_;
   std::vector<List> lists_;
   std::string_view busy_;  ///< what calls functions of the caller, for messages; empty: nothing

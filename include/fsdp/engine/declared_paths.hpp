@@ -81,21 +81,17 @@ class DeclaredPaths final : public PathList {
     }
   }
 
-  [[gnu::cold]] void seal(UseOrder const& declared, Program const& program) override {
-    orders_ = FixedArray<UseOrder>(paths_.size());
+  [[gnu::cold]] void seal() override {
     labels_ = FixedArray<std::string>(size());
     labels_[0] = "the declared order";
     for (std::size_t path = 0; path < paths_.size(); ++path) {
       auto const& name = paths_[path].name;
-      orders_[path] = UseOrder(declared, name, paths_[path].uses);
-      orders_[path].set_backward_end(program.backward_end(path + 1));
       // A label has little room. Names that begin alike are told apart by their numbers.
       constexpr std::size_t most = 24;
       labels_[path + 1] = name.size() <= most ? formatted("path '{}'", name)
                                               : formatted("path {} '{}...'", path + 1, name.substr(0, most));
     }
   }
-  UseOrder const* order(std::size_t path) const override { return path == 0 ? nullptr : &orders_[path - 1]; }
   std::string_view label(std::size_t path) const override { return labels_[path]; }
 
  private:
@@ -123,7 +119,6 @@ class DeclaredPaths final : public PathList {
 
   int rank_;
   FixedArray<StepPath> paths_;
-  FixedArray<UseOrder> orders_;
   FixedArray<std::string> labels_;
 };
 

@@ -16,6 +16,7 @@
 #include "fsdp/engine/flat_param.hpp"
 #include "fsdp/engine/gradient_sums.hpp"
 #include "fsdp/engine/history.hpp"
+#include "fsdp/engine/path_list.hpp"
 #include "fsdp/engine/streams.hpp"
 #include "fsdp/engine/waits.hpp"
 #include "fsdp/kernels/elementwise.hpp"
@@ -23,8 +24,8 @@
 #include "fsdp/memory.hpp"
 #include "fsdp/step/contents.hpp"
 #include "fsdp/step/memory_plan.hpp"
+#include "fsdp/step/passes.hpp"
 #include "fsdp/step/program.hpp"
-#include "fsdp/step/run.hpp"
 #include "fsdp/trace/trace.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
@@ -35,6 +36,7 @@ struct SlotMemory {
   float* gradients = nullptr;  ///< in the order of Program::gradient_order
 };
 
+/// The performer of an engine's passes: see step::Passes.
 template <Communicator C, class P>
 class Executor {
  public:
@@ -46,16 +48,19 @@ class Executor {
   using Reduce = typename P::Reduce;
   using Operation = step::Operation;
 
-  /// @param wire  the type that fp32 gradients are rounded to for the sum over ranks; not set: none
+  /// @param passes_ahead  see EngineOptions
+  /// @param wire          the type that fp32 gradients are rounded to for the sum over ranks; not set: none
   /// @throws ConfigError if the communicator does not sum this type
-  [[gnu::cold]] Executor(D const& device, int rank, Streams<D>& streams, MemoryAccount& account, History const& history,
-                         std::optional<DType> wire)
+  [[gnu::cold]] Executor(D const& device, int rank, Streams<D>& streams, MemoryAccount& account, History& history,
+                         int passes_ahead, std::optional<DType> wire)
       : device_(device),
         streams_(&streams),
         account_(&account),
         history_(&history),
         rounded_(wire ? Sums::narrow(*wire, rank) : Sums{}),
-        waits_(device, streams, groups_) {}
+        waits_(device, streams, groups_) {
+    for (int pass = 0; pass < passes_ahead; ++pass) begun_.push_back(device_.make_event());
+  }
 
   /// Collectives of `group` run on the communicator.
   [[gnu::cold]] void set_communicator(step::Group group, C communicator) {
@@ -70,15 +75,17 @@ class Executor {
   }
   void attach(Tracer<D>* tracer) { trace_.attach(tracer); }
 
-  /// Units and buffers are placed. Zeroes all slots of gradients.
-  /// @param program  must outlive the executor, as `units` must
+  /// Units and buffers are placed.
+  /// @param program  must outlive the executor, as `units` and `paths` must
+  /// @param paths    nullptr: there is none besides the declared order
   /// @param member   this rank's place among those that gather kept slices
   template <class Units>
-  [[gnu::cold]] void prepare(Program const& program, Units const& units, SlotMemory memory, int member) {
+  [[gnu::cold]] void prepare(Program const& program, Units const& units, PathList const* paths, SlotMemory memory,
+                             int member) {
+    paths_ = paths;
     program_ = &program;
     memory_ = std::move(memory);
     kept_member_ = member;
-    contents_ = step::Contents(program);
     live_ = LiveBytes(program);
     waits_.prepare(program);
     units_ = FixedArray<Unit*>(units.size());
@@ -86,64 +93,55 @@ class Executor {
       units_[u] = units[u].get();
       if (program.units[u].reads_masters) units_[u]->full = units_[u]->gathered;
     }
-    for (std::uint32_t slot = 0; slot < program.gradient_slots.size(); ++slot)
-      run(step::zeroing(program, slot, StreamKind::reduce), "forward");
   }
 
   /// Undoes prepare() and set_communicator(): sealing has failed. @pre all streams have run dry
   [[gnu::cold]] void release() noexcept {
-    contents_ = {}, live_ = {}, units_ = {}, memory_ = {};
+    live_ = {}, units_ = {}, memory_ = {};
     for (auto& group : groups_) group.reset();
   }
 
-  /// A pass begins.
-  void begin_pass(Facts flags) { waits_.set_flags(flags); }
-  /// Runs an operation, if contents let it. @param pass  for labels and the trace: a literal
+  // A performer of step::Passes has the following members.
+
+  /// [Note: How far the host runs ahead] At the start of a pass, the host waits until at most `passes_ahead` earlier
+  /// passes are incomplete. This bounds the queues, also in evaluation. Compute waits for gathers and for free slots,
+  /// so the other queues are bounded too.
+  void begin_pass(step::Position const& at) {
+    auto& begun = begun_[passes_ % begun_.size()];
+    if (passes_ >= begun_.size()) device_.synchronize(begun);
+    device_.record(begun, (*streams_)[StreamKind::compute]);
+    ++passes_;
+    if (at.path != path_) history_->add(paths_->label(path_ = at.path));
+    waits_.set_flags(at.flags);
+  }
   /// @note Stream: the operation's stream waits for what its accesses need
   /// @note Collective: those of the operation
-  void run(Operation const& operation, std::string_view pass) {
-    if (!contents_.runs(operation)) return;
+  void perform(Operation const& operation, step::Position const& at, step::Contents const& contents) {
     waits_.order(operation);
     Ticket ticket;
     try {
-      ticket = perform(operation, pass);
+      ticket = enqueue(operation, at, contents);
     } catch (...) {
       waits_.note_interrupted(operation);
       span_ = {};
       throw;
     }
     waits_.note(operation, ticket);
-    contents_.apply(operation);
   }
-
-  /// Begins a module's computation: call it before the module enqueues its kernels on compute.
-  /// @note Stream: compute waits for the parameters and gradients that they access
+  /// @note Stream: compute waits for the parameters and gradients that the module's kernels access
   void begin_compute(Program::Turn const& turn) {
     waits_.order(turn.compute);
     for (auto const& operation : turn.beside) waits_.order(operation);
-    computing_ = &turn;
   }
-  /// Ends a module's computation: call it after the kernels are enqueued.
-  void end_compute() {
-    auto const& turn = *std::exchange(computing_, nullptr);
-    waits_.note(turn.compute);
-    contents_.apply(turn.compute);
-    for (auto const& operation : turn.beside) {
-      waits_.note(operation);
-      contents_.apply(operation);
-    }
+  void computed(Operation const& operation, step::Position const&, step::Contents const&) { waits_.note(operation); }
+  void interrupted(Program::Turn const& turn) {
+    waits_.note_interrupted(turn.compute);
+    for (auto const& operation : turn.beside) waits_.note_interrupted(operation);
   }
-  /// Drops all parameters: a pass is forgotten. Kernels that were enqueued for a use go on.
-  [[gnu::noinline]] void drop_parameters() {
-    if (auto const* const turn = std::exchange(computing_, nullptr)) {
-      waits_.note_interrupted(turn->compute);
-      for (auto const& operation : turn->beside) waits_.note_interrupted(operation);
-    }
-    contents_.drop_parameters([this](Operation const& operation) { run(operation, "forward"); });
-  }
-  /// Forgets all gradients. @note Stream: slots that must hold zeroes are zeroed on compute.
-  void discard_gradients() {
-    contents_.discard_gradients([this](Operation const& operation) { run(operation, "backward"); });
+  void end_pass(step::Position const& at) {
+    if (at.phase == Phase::activations) return history_->add("pass without gradients");
+    // Replicas make no collective in such a micro-step: only their histories tell how many they have made.
+    if (at.phase == Phase::backward && (at.flags & syncs_all) == 0) history_->count("number of unreduced micro-steps");
   }
 
   /// Orders an operation of Program::norms or Program::updates: compute waits for everything that it accesses.
@@ -153,10 +151,6 @@ class Executor {
     if (whole) return waits_.note(operation);
     waits_.note_interrupted(operation);
   }
-  /// Applies an update: call it when the update has used the unit's gradients.
-  void apply(Operation const& operation) { contents_.apply(operation); }
-
-  step::Contents const& contents() const { return contents_; }
   /// Number of late events since the engine was sealed: see [Note: Events].
   std::size_t late_records() const { return waits_.late_records(); }
 
@@ -165,6 +159,11 @@ class Executor {
   using Cells = step::Cells;
   using Pool = step::Pool;
 
+  /// For labels and the trace: a literal.
+  static std::string_view pass_name(step::Position const& at) {
+    if (at.use == step::Position::no_use) return "optimizer";
+    return at.phase == Phase::forward || at.phase == Phase::evaluation ? "forward" : "backward";
+  }
   Unit& unit_of(Operation const& operation) const { return *units_[operation.unit]; }
   std::byte* slot(Cells cells) const {
     return memory_.slots[static_cast<std::size_t>(cells.pool)][step::Buffers::index(cells)];
@@ -199,11 +198,11 @@ class Executor {
     return pool == Pool::gradient_slot && unit.types().gradient != DType::f32 ? written_ : fp32;
   }
 
-  Ticket perform(Operation const& operation, std::string_view pass) {
+  Ticket enqueue(Operation const& operation, step::Position const& at, step::Contents const& contents) {
     using step::Primitive;
     auto const& [from, to, third] = operation.all;
     switch (operation.primitive) {
-      case Primitive::open: return open(operation), Ticket{};
+      case Primitive::open: return open(operation, contents), Ticket{};
       case Primitive::close: return close(operation), Ticket{};
       case Primitive::discard: return {};
       case Primitive::zero:
@@ -219,15 +218,16 @@ class Executor {
         return {};
       default: break;
     }
+    auto const pass = pass_name(at);
     auto const& span = operation.span;
     if (span.name != Primitive::count_)
       span_ = trace_.begin(stream_of(operation), operation.stream, unit_of(operation).name(), name(span.name), pass,
                            span.bytes);
-    auto const ticket = move(operation, pass);
+    auto const ticket = move(operation, pass, contents);
     if (span.ends) span_.end();
     return ticket;
   }
-  Ticket move(Operation const& operation, std::string_view pass) {
+  Ticket move(Operation const& operation, std::string_view pass, step::Contents const& contents) {
     using step::Primitive;
     auto const& from = operation.all[0].cells;
     auto const& to = operation.all[1].cells;
@@ -249,7 +249,7 @@ class Executor {
       case Primitive::accumulate: {
         bool const completes = to.pool == Pool::gradient || to.pool == Pool::staged_gradient;
         auto const factor = completes ? kernels::mean_factor(unit.placement().world) : 1.0f;
-        bool const begins = operation.all[1].mode == step::Mode::write || contents_.begins_sum(operation);
+        bool const begins = operation.all[1].mode == step::Mode::write || contents.begins_sum(operation);
         sums_of(from.pool, unit)
             .accumulate(device_, stream, address(operation, from), static_cast<float*>(address(operation, to)),
                         operation.elements, factor, begins);
@@ -298,14 +298,14 @@ class Executor {
       device_.copy_async(stream, to, unit.gathered, static_cast<std::size_t>(operation.bytes));
   }
 
-  void open(Operation const& operation) {
+  void open(Operation const& operation, step::Contents const& contents) {
     auto const cells = operation.all[0].cells;
     auto& unit = unit_of(operation);
     if (cells.pool == Pool::gather) unit.full = slot(cells);
     if (cells.pool == Pool::gradient_slot) unit.full_gradient = slot(cells);
     if (cells.pool == Pool::gradient) unit.full_gradient = unit.gradient;
     bool const gradients = cells.pool == Pool::gradient_slot || cells.pool == Pool::gradient;
-    if (gradients && contents_.is_fresh(operation)) unit.begin_gradients();
+    if (gradients && contents.is_fresh(operation)) unit.begin_gradients();
     count(operation);
   }
   void close(Operation const& operation) {
@@ -331,7 +331,7 @@ class Executor {
   D device_;
   Streams<D>* streams_;
   MemoryAccount* account_;
-  History const* history_;
+  History* history_;
   TraceHook<D> trace_;
   typename TraceHook<D>::Scope span_;           ///< the span in progress
   Sums written_ = Sums::template of<Reduce>();  ///< reductions in the type that backward writes
@@ -342,9 +342,11 @@ class Executor {
   SlotMemory memory_;
   FixedArray<Unit*> units_;
   int kept_member_ = 0;
-  step::Contents contents_;
   LiveBytes live_;
-  Program::Turn const* computing_ = nullptr;  ///< of the open use
+  PathList const* paths_ = nullptr;
+  std::size_t path_ = 0;                  ///< of the last pass
+  std::vector<typename D::Event> begun_;  ///< compute has come to the beginning of each of the latest passes
+  std::size_t passes_ = 0;
 };
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

@@ -214,7 +214,7 @@ class Offloading final : public OffloadHooks {
     if (fetched == u) return;
     fetched = none;
     move_state(program.fetches[u], u, true);
-    if (program.gradient_fetches[u].size > 0) core_->executor.run(program.gradient_fetches[u], "optimizer");
+    if (program.gradient_fetches[u].size > 0) core_->passes.run(program.gradient_fetches[u]);
     fetched = u;
   }
   /// Fetches or stores a unit's masters, and its moments of the optimizers that take the step. @note Stream: on copy

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "fsdp/fixed_array.hpp"
-#include "fsdp/step/program.hpp"
 #include "fsdp/step/step_input.hpp"
 #include "fsdp/step/use_order.hpp"
 
@@ -32,17 +31,9 @@ class PathList {
   virtual void set_prefetch(FixedArray<StepPath>& paths, bool in_forward, std::size_t at,
                             std::vector<std::size_t> const& ahead) const = 0;
   /// Records that the engine is sealed: paths keep their places.
-  virtual void seal(UseOrder const& declared, Program const& program) = 0;
-  /// The order of a path; nullptr: the declared one. @pre sealed
-  virtual UseOrder const* order(std::size_t path) const = 0;
+  virtual void seal() = 0;
   /// The path's name in histories. @pre sealed
   virtual std::string_view label(std::size_t path) const = 0;
-};
-
-/// A scope in which passes follow a path.
-struct FollowedPath {
-  std::size_t path = 0;
-  FollowedPath* before = nullptr;  ///< a scope that is older and lives
 };
 
 /// Adds a path to a declaration.

@@ -6,9 +6,11 @@
 #include <exception>
 #include <utility>
 
-#include "fsdp/engine/open_use.hpp"
+#include "fsdp/engine/flat_param.hpp"
+#include "fsdp/layout.hpp"
+#include "fsdp/step/facts.hpp"
 #include "fsdp/step/program.hpp"
-#include "fsdp/step/schedule.hpp"
+#include "fsdp/trace/trace.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
@@ -61,6 +63,106 @@ class [[nodiscard]] BackwardScope {
 
 template <class E>
 class PathScope;  // fsdp/paths.hpp
+
+namespace detail {
+/// An open use of a unit. UseScope and HeldUse begin and end it.
+/// @tparam E  EngineCore
+template <class E>
+class OpenUse {
+ public:
+  OpenUse(OpenUse const&) = delete;
+  OpenUse& operator=(OpenUse const&) = delete;
+
+  /// False if no use is open: also if backward passes do not come to the use, because nothing at or below it trains.
+  /// There are no parameters then.
+  explicit operator bool() const { return unit_ != nullptr; }
+  /// The unit of a tensor: 0 is the unit that the use was declared with, others have tensors of other kinds.
+  typename E::Unit& unit(std::size_t of = 0) const {
+    return of == 0 ? *unit_ : engine_->declared.unit(unit_->index(), of);
+  }
+  // The parameters of unit 0.
+  typename E::Param const* parameters() const { return static_cast<typename E::Param const*>(unit_->use.parameters); }
+  typename E::Reduce* gradients() const { return static_cast<typename E::Reduce*>(unit_->use.gradients); }
+  FlatLayout const& layout() const { return unit_->layout(); }
+  /// Gradients of the unit's tensors are wanted. @pre a backward use
+  bool wants_gradients(typename E::Unit const& unit) const {
+    return !unit.frozen && !engine_->passes.freezes_parameters();
+  }
+  /// The full parameters, and in backward gradients, of the unit. Gradients are nullptr if they are not wanted and no
+  /// module writes them.
+  UseBuffers const& buffers(std::size_t of = 0) const { return unit(of).use; }
+
+ protected:
+  OpenUse() = default;
+  ~OpenUse() = default;
+
+  /// @pre no use is open
+  /// @throws OrderError if another use comes next; whatever else the operations before the use throw. No use is open
+  /// then
+  [[gnu::noinline]] void begin_use(E& engine, std::size_t use, Pass pass) {
+    auto const what = fsdp::name(pass);
+    auto const turn = engine.calls.enter(what.data());
+    unit_ = engine.begin_use(pass, use);
+    if (unit_ == nullptr) return;
+    engine_ = &engine;
+    pass_ = pass;
+    try {
+      for (std::size_t i = 0; i <= unit_->beside.size(); ++i) begin(unit(i));
+      span_ = engine.trace.begin(*engine.compute, StreamKind::compute, unit_->name(), what,
+                                 fsdp::name(pass == Pass::forward ? Pass::forward : Pass::backward));
+    } catch (...) {
+      abandon_use();
+      throw;
+    }
+  }
+  /// Does nothing if no use is open; none is afterwards.
+  /// @throws what an earlier task threw: the pass has ended then; UsageError if another thread is inside a call of the
+  /// engine: the use stays open
+  [[gnu::noinline]] void end_use() {
+    if (unit_ == nullptr) return;
+    auto const turn = engine_->calls.enter(pass_ == Pass::forward    ? "the end of a forward"
+                                           : pass_ == Pass::backward ? "the end of a backward"
+                                                                     : "the end of a recompute");
+    try {
+      span_.end();
+      for (std::size_t i = 0; i <= unit_->beside.size(); ++i) end(unit(i));
+    } catch (...) {
+      abandon_use();
+      throw;
+    }
+    unit_ = nullptr;
+    engine_->end_use();
+  }
+  /// Ends the pass as an exception out of the use does. Does nothing if no use is open; none is afterwards.
+  void abandon_use() noexcept {
+    if (unit_ == nullptr) return;
+    span_ = {};
+    for (std::size_t i = 0; i <= unit_->beside.size(); ++i)
+      engine_->guarded.abandon(engine_->device, *engine_->compute, unit(i));
+    engine_->passes.interrupt();
+    unit_ = nullptr;
+  }
+  /// @pre the use is open
+  Pass pass() const { return pass_; }
+
+ private:
+  void begin(typename E::Unit& unit) {
+    unit.use = {unit.full, pass_ == Pass::backward ? gradients_of(unit) : nullptr};
+    engine_->guarded.begin(engine_->device, *engine_->compute, unit);
+  }
+  void end(typename E::Unit& unit) {
+    engine_->guarded.end(engine_->device, *engine_->compute, unit, gradients_of(unit));
+  }
+  void* gradients_of(typename E::Unit const& unit) const {
+    return wants_gradients(unit) ? unit.full_gradient : unit.scratch_gradient;
+  }
+
+  E* engine_ = nullptr;
+  typename E::Unit* unit_ = nullptr;  ///< nullptr: no use is open
+  Pass pass_{};
+  typename TraceHook<typename E::Device>::Scope span_;
+};
+}  // namespace detail
 
 /// A use of a unit, as a scope. Its full parameters (and in backward its gradients) are valid during the scope's
 /// lifetime. An exception that leaves the scope ends the pass. The destructor ends the use and throws if this fails,

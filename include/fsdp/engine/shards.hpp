@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "fsdp/engine/call_guard.hpp"
+#include "fsdp/engine/gradient_checks.hpp"
 #include "fsdp/engine/history.hpp"
 #include "fsdp/engine/initial_values.hpp"
-#include "fsdp/engine/open_accesses.hpp"
 #include "fsdp/engine/reduced_hooks.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
@@ -25,6 +25,7 @@
 #include "fsdp/owned.hpp"
 #include "fsdp/step/contents.hpp"
 #include "fsdp/step/operation.hpp"
+#include "fsdp/step/passes.hpp"
 #include "fsdp/trace/trace.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
@@ -141,13 +142,13 @@ class Shards {
         : shards_(shards),
           operation_(unit.empty() ? nullptr : &shards.engine_->core_.program.updates[unit.index()]),
           updates_(updates),
-          access_(shards.engine_->core_.accesses, unit.name(), updates || shards.engine_->core_.offload) {
+          access_(shards.engine_->core_.passes.accesses(), unit.name(), updates || shards.engine_->core_.offload) {
       if (operation_ != nullptr) shards_.begin_write(*operation_, updates_);
     }
     Shards shards_;
     step::Operation const* operation_;  ///< nullptr: there is nothing to write
     bool updates_;
-    detail::OpenAccesses::Writing access_;
+    step::OpenAccesses::Writing access_;
     int exceptions_ = std::uncaught_exceptions();
   };
   /// Begins an optimizer's update of the unit: compute waits until its gradient shard is complete. When the scope ends,
@@ -158,7 +159,7 @@ class Shards {
   /// @throws UsageError without begin_step, if the unit is frozen, has no gradient, or was updated in this step
   Write update(Unit const& unit) const {
     expect_own(unit);
-    gate().expect_update(unit.index());
+    engine_->core_.passes.expect_update(unit.index());
     return Write(*this, unit, true);
   }
   /// Begins a write of the unit's master shard by an import, an average of weights or the like. @note Stream: compute
@@ -176,11 +177,11 @@ class Shards {
 
    private:
     friend Shards;
-    explicit Reading(Shards shards) : shards_(shards), access_(shards.engine_->core_.accesses) {
+    explicit Reading(Shards shards) : shards_(shards), access_(shards.engine_->core_.passes.accesses()) {
       shards_.order_reading();
     }
     Shards shards_;
-    detail::OpenAccesses::Reading access_;
+    step::OpenAccesses::Reading access_;
     int exceptions_ = std::uncaught_exceptions();
   };
   /// Begins to read gradients: compute waits until all gradient shards are complete.
@@ -202,12 +203,16 @@ class Shards {
                  "rank {}: {}: the gradients are scaled by a GradScaler: call GradScaler::step(optimizer) instead of "
                  "the optimizer's step",
                  engine_->rank(), optimizer);
-    gate().begin_step(given.measurement());
+    auto& core = engine_->core_;
+    core.checks.expect_step(given.measurement());
+    core.passes.abandon("an optimizer step begins");
+    core.passes.complete_gradients();
+    core.checks.set_stepped(given.measurement());
     history().add("step with learning rate", learning_rate);
     if constexpr (TellsFailure<typename E::Stream>) meet();
     if (given.measurement() != 0) kernels::count_skipped(engine_->device(), engine_->compute(), norm().result);
-    gate().begin_updates();
-    if (auto const& offload = engine_->core_.offload; offload) offload->begin_step();
+    core.passes.begin_updates();
+    if (core.offload) core.offload->begin_step();
   }
   /// Makes compute wait for the unit's masters, if they are offloaded.
   void order_read(Unit const& unit) const {
@@ -228,8 +233,11 @@ class Shards {
     FSDP_EXPECTS(given.engine() == nullptr || given.engine() == engine_,
                  "rank {}: {}: the norm belongs to another engine's gradients", engine_->rank(), what);
   }
-  /// Checks the state of gradients, for norms and exports.
-  auto& gate() const { return engine_->core_.gate; }
+  /// Checks gradients and their norm, for norms and exports.
+  detail::GradientChecks& checks() const { return engine_->core_.checks; }
+  [[deprecated("write checks(), or passes()")]] detail::GradientChecks& gate() const { return checks(); }
+  /// The state of passes and parameters.
+  auto& passes() const { return engine_->core_.passes; }
   /// Drops a forward pass in progress: every unit is dropped, and the next use starts a new pass.
   /// @throws UsageError inside a use, or in the middle of a backward pass
   /// @param what  the refused action, for the message
@@ -254,7 +262,7 @@ class Shards {
 
   /// Whether the unit trains, and a backward pass since the last step has come to it; without paths, every unit that
   /// trains has a gradient when a step begins. After begin_step: the step updates the unit, and has not yet.
-  bool has_gradient(Unit const& unit) const { return gate().has_gradient(unit.index()); }
+  bool has_gradient(Unit const& unit) const { return passes().has_gradient(unit.index()); }
 
   /// Number of waits for a late event: see [Note: Events]. It is 0 in all steps that the event planner covers.
   std::size_t late_records() const { return engine_->core_.executor.late_records(); }
@@ -295,14 +303,12 @@ class Shards {
   }
   /// @param whole  false: an exception has ended the scope
   [[gnu::noinline]] void end_write(step::Operation const& operation, bool updates, bool whole) const {
-    auto& executor = engine_->core_.executor;
     if (auto const& offload = engine_->core_.offload; offload)
       offload->end_write(operation.unit, updates, whole);
     else
-      executor.note(operation, whole);
+      engine_->core_.executor.note(operation, whole);
     if (!updates || !whole) return;
-    executor.apply(operation);
-    gate().updated();
+    passes().note_update(operation);
   }
   void meet() const {
     order_reading();

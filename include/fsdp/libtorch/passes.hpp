@@ -17,7 +17,7 @@
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/libtorch/unit.hpp"
-#include "fsdp/step/schedule.hpp"
+#include "fsdp/step/program.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch::detail {
 

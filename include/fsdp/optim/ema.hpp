@@ -97,10 +97,10 @@ class Ema {
     auto& of = *now.engine;
     auto const shards = of.shards();
     auto const turn = shards.enter("Ema::update");
-    auto const& gate = shards.gate();
-    gate.expect_at_rest("averages of weights are updated");
-    gate.expect_not_swapped("averages of weights are updated");
-    auto const* const step = gate.last_step_measured("Ema::update") ? shards.norm().result : nullptr;
+    auto const& passes = shards.passes();
+    passes.expect_at_rest("averages of weights are updated");
+    passes.expect_not_swapped("averages of weights are updated");
+    auto const* const step = shards.checks().last_step_measured("Ema::update") ? shards.norm().result : nullptr;
     shards.history().add("Ema::update with decay", decay);
     now.for_each_unit([&](auto& unit, float* average) {
       shards.order_read(unit);
@@ -117,7 +117,7 @@ class Ema {
     auto& of = *now.engine;
     auto const shards = of.shards();
     auto const turn = shards.enter("Ema::reset");
-    shards.gate().expect_not_swapped("averages of weights are reset");
+    shards.passes().expect_not_swapped("averages of weights are reset");
     shards.history().add("Ema::reset");
     now.for_each_unit([&](auto& unit, float* average) {
       shards.order_read(unit);
@@ -140,7 +140,7 @@ class Ema {
       try {
         swap_back(*state_, kept_);
       } catch (...) {
-        state_->engine->shards().gate().begin_replacing("Ema::swap");
+        state_->engine->shards().passes().begin_replacing("Ema::swap");
         if (!unwinding) throw;
       }
     }
@@ -189,8 +189,8 @@ class Ema {
     auto& engine = *state.engine;
     auto const shards = engine.shards();
     auto const turn = shards.enter("Ema::swap");
-    shards.gate().expect_at_rest("Ema::swap is called");
-    shards.gate().expect_not_swapped("Ema::swap is called");
+    shards.passes().expect_at_rest("Ema::swap is called");
+    shards.passes().expect_not_swapped("Ema::swap is called");
     shards.abandon_pass("averages of weights are swapped in");
     std::size_t bytes = 0;
     state.for_each_unit([&](auto& unit, float*) {
@@ -199,12 +199,12 @@ class Ema {
     });
     AccountedMemory<typename E::Device const> kept;
     if (bytes > 0) kept = {engine.device(), engine.account(), MemoryTag::workspace, bytes};
-    shards.gate().set_swapped(true);
+    shards.passes().set_swapped(true);
     try {
       exchange(state, kept.data(), true);
     } catch (...) {
-      shards.gate().set_swapped(false);
-      shards.gate().begin_replacing("Ema::swap");
+      shards.passes().set_swapped(false);
+      shards.passes().begin_replacing("Ema::swap");
       throw;
     }
     return kept;
@@ -213,8 +213,8 @@ class Ema {
     auto& engine = *state.engine;
     auto const shards = engine.shards();
     auto const turn = shards.enter("Ema::swap");
-    shards.gate().set_swapped(false);
-    shards.core().passes.cut("the scope of Ema::swap ended");
+    shards.passes().set_swapped(false);
+    shards.passes().cut("the scope of Ema::swap ended");
     exchange(state, kept.data(), false);
     if (kept) engine.device().synchronize(engine.compute());  // the copy is freed now
   }

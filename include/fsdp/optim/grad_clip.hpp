@@ -53,8 +53,8 @@ template <class E>
                max_norm);
   auto const shards = engine.shards();
   auto const turn = shards.enter("clip_grad_norm");
-  shards.gate().expect_reduced("clip_grad_norm is called");
-  shards.gate().complete_gradients();
+  shards.checks().expect_reduced("clip_grad_norm is called");
+  shards.passes().complete_gradients();
   auto& norm = shards.norm();
   auto& compute = engine.compute();
   auto const& device = engine.device();
@@ -87,8 +87,8 @@ template <class E>
                                 parts * static_cast<std::int64_t>(sizeof(double)));
     std::array<char, 128> said{};
     auto const history = shards.history().text();
-    auto const since =
-        formatted_to(said, "{} norm with max_norm {}{}{}", name(options.norm), max_norm, history.empty() ? "" : ", ", history);
+    auto const since = formatted_to(said, "{} norm with max_norm {}{}{}", name(options.norm), max_norm,
+                                    history.empty() ? "" : ", ", history);
     norm.ticket = shards.with_cause([&] {
       return shards.scalar_communicator().all_reduce(compute, static_cast<double const*>(norm.parts), norm.parts,
                                                      static_cast<std::size_t>(parts),
@@ -98,9 +98,9 @@ template <class E>
   }
   span = shards.trace().begin(compute, StreamKind::compute, "gradient norm", "clip factor", "optimizer");
   kernels::clip_factor(device, compute, static_cast<double const*>(norm.parts), parts, options.norm, max_norm,
-                       norm.loss_scale, norm.result, shards.gate().measured());
+                       norm.loss_scale, norm.result, shards.checks().measured());
   span.end();
-  GradNorm<E> const result(engine, shards.gate().set_measured(max_norm < std::numeric_limits<float>::infinity()));
+  GradNorm<E> const result(engine, shards.checks().set_measured(max_norm < std::numeric_limits<float>::infinity()));
   if (options.non_finite == NonFinite::raise) {
     auto const value = result.value();
     if (!math::is_finite(value))

@@ -34,7 +34,7 @@ class GradNorm {
  private:
   ClipScalars read() const {
     FSDP_EXPECTS(engine_ != nullptr, "GradNorm::value: expected a norm from clip_grad_norm, got an empty one");
-    FSDP_EXPECTS(engine_->shards().gate().is_last_measurement(measurement_),
+    FSDP_EXPECTS(engine_->shards().checks().is_last_measurement(measurement_),
                  "rank {}: this norm is no longer valid, because clip_grad_norm has measured another; read a norm "
                  "before the next clip_grad_norm",
                  engine_->rank());

@@ -134,9 +134,9 @@ class GradScaler {
                    "GradScaler does not scale",
                    engine_->rank());
     engine_->shards().expect_own("GradScaler::step", measured);
-    auto& gate = engine_->shards().gate();
-    gate.expect_reduced("GradScaler::step is called");
-    gate.expect_norm(measured.measurement());
+    auto& checks = engine_->shards().checks();
+    checks.expect_reduced("GradScaler::step is called");
+    checks.expect_norm(measured.measurement());
     if (measured.engine() == nullptr) measured = clip_grad_norm(*engine_, std::numeric_limits<float>::infinity());
     struct Turn {
       bool& on;

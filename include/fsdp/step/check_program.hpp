@@ -32,6 +32,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
     run.micro_step();
     run.norm();
     run.update();
+    symbols.expect_updated();
   };
   for (std::size_t path = 1; path < program.paths(); ++path) {
     run.follow(path), last_micro_step();

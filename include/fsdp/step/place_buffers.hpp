@@ -161,7 +161,7 @@ class GatherWalk {
   /// @param phase  backward or activations
   [[gnu::cold]] PlannedPass backward(Phase phase, PrefetchLists& ahead) {
     auto const& order = path_.order;
-    auto const end = phase == Phase::backward ? order.backward_end() : 0;
+    auto const end = phase == Phase::backward ? path_.backward_end : 0;
     auto const turns = order.backward_turns(end);
     PlannedPass pass(turns.size());
     std::vector<std::size_t> no_list;
@@ -335,7 +335,7 @@ class BufferPlacer {
     std::vector<std::size_t> reduced_from_slots;
     std::vector<std::int64_t> elements;
     std::int64_t end = 0;
-    auto const last = declared.order.backward_end();
+    auto const last = declared.backward_end;
     for (auto use = declared.order.size(); use-- > last;) {
       if (!UnitPlan::is_last_in_backward(declared, use, last)) continue;
       for (auto const unit : plan_.units_of(declared, use)) {

@@ -22,6 +22,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 /// One path of a program; the declared order is one too. A unit has a buffer of its own if some path needs one.
 struct PathPlan {
   UseOrder order;
+  std::size_t backward_end = 0;  ///< the last use of its backward passes; order.size(): nothing trains
   FixedArray<bool> in_backward;  ///< by unit: whether a backward pass comes to some use of it
   FixedArray<bool> writes;       ///< by unit: whether the path has a use of a module whose tensors in it train
   /// By unit: whether modules begin the sums of all its gradients. If the path lacks some of its modules, nobody stores
@@ -179,7 +180,7 @@ class UnitPlan {
       if (trains && !is_frozen(path, end)) break;
     }
     if (!some_frozen) end = 0;
-    path.order.set_backward_end(end);
+    path.backward_end = end;
     path.in_backward = path.writes = path.sets_gradients = path.keeps_slice = FixedArray<bool>(units.size());
     for (auto use = end; use < uses; ++use)
       for (auto const u : units_of(path, use)) {
@@ -201,7 +202,7 @@ class UnitPlan {
     if (&path == &paths[0]) return lacks;
     auto const& declared = paths[0].order;
     auto done = frozen_uses_;
-    for (auto at = path.order.backward_end(); at < path.order.size(); ++at) done[path.order.declared(at)] = true;
+    for (auto at = path.backward_end; at < path.order.size(); ++at) done[path.order.declared(at)] = true;
     for (std::size_t use = 0; use < declared.size(); ++use)
       if (!done[use]) lacks[declared.unit(use)] = true;
     return lacks;
@@ -231,7 +232,7 @@ class UnitPlan {
       for (auto const& path : paths) {
         unit.in_backward = unit.in_backward || path.in_backward[u];
         auto const last = path.order.last_use(first_unit(u));
-        used_in_backward = used_in_backward || (last != UseOrder::none && last >= path.order.backward_end());
+        used_in_backward = used_in_backward || (last != UseOrder::none && last >= path.backward_end);
       }
       if (!unit.skips_gradients && ((unit.frozen && used_in_backward) || input.allow_frozen_parameters))
         scratch_bytes = std::max(scratch_bytes, align_up(unit.gradient_bytes(unit.elements), 256));

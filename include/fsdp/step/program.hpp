@@ -30,6 +30,15 @@ constexpr std::string_view name(Phase phase) {
   return names[static_cast<std::size_t>(phase)];
 }
 
+/// A use of a unit by a module. `recompute`: the module's forward is computed again, in a backward pass.
+enum class UseKind : unsigned char { forward, backward, recompute };
+using Pass = UseKind;
+
+constexpr std::string_view name(UseKind kind) {
+  constexpr std::array<std::string_view, 3> names{"forward", "backward", "recompute"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
 namespace step {
 
 /// A unit of a step. Declarations are equal on all ranks; the stages of the compiler fill in the rest.

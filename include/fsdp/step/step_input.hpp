@@ -13,7 +13,7 @@
 #include "fsdp/fixed_array.hpp"
 #include "fsdp/precision.hpp"
 #include "fsdp/step/program.hpp"
-#include "fsdp/step/schedule.hpp"
+#include "fsdp/step/use_order.hpp"
 #include "fsdp/tensor.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {

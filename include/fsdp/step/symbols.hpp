@@ -42,6 +42,13 @@ class Symbols : SymbolTexts {
 
   using SymbolTexts::text;
   std::vector<std::string> const& problems() const { return problems_; }
+  /// Expects that an optimizer step has updated every unit that has gradients.
+  [[gnu::cold]] void expect_updated() {
+    for (std::uint32_t u = 0; u < due_.size() && problems_.size() < most_; ++u)
+      if (program_->units[u].trains() && !due_[u].empty())
+        problems_.push_back(formatted("step {}: expected an update of '{}', found none: its gradients are incomplete",
+                                      at_.step, program_->units[u].name));
+  }
   [[gnu::cold]] void run(Executed const& executed) {
     if (problems_.size() >= most_) return;
     auto const& operation = executed.operation;

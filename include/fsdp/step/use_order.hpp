@@ -104,9 +104,6 @@ class UseOrder {
     }
     return turns;
   }
-  /// Backward passes end with this use. size(): nothing trains.
-  void set_backward_end(std::size_t use) { backward_end_ = use; }
-  std::size_t backward_end() const { return backward_end_; }
   /// The number of a use in the declared order.
   std::size_t declared(std::size_t use) const { return uses_[use].declared; }
   /// Its name; empty: the declared order.
@@ -129,7 +126,6 @@ class UseOrder {
   std::string path_;
   std::vector<Use> uses_;
   std::vector<UsesOfUnit> units_;  ///< by unit; may be shorter than the list of units
-  std::size_t backward_end_ = 0;
 };
 
 /// For each use: in forward, the first uses of the next `forward` units; in backward, of the `backward` units whose
