@@ -33,8 +33,8 @@ class HeldUse : public detail::OpenUse<typename E::Scope::Core> {
   /// Begins a use. Afterwards it converts to true, unless backward passes do not come to the use (because no unit at or
   /// below it trains): then there are no parameters, and end() does nothing.
   /// @param pass  forward, backward or recompute
-  /// @throws UsageError if a use has begun and not ended, there is no such use; OrderError if
-  /// another use comes next; what an earlier task threw. No use has begun then
+  /// @throws UsageError if a use has begun and not ended, or there is no such use; OrderError if another use comes
+  /// next; what an earlier task threw. No use has begun then
   /// @note Stream: compute waits for the gather, and in backward for a free gradient slot.
   /// @note Collective: as ShardedModule::forward or backward.
   void begin(Pass pass, UseId use) {

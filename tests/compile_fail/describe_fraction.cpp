@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Extents are integers.
 // expect: fsdp: a tensor's extents are integers
-// lines: 22
+// lines: 25
 #include "fsdp/fsdp.hpp"
 #include "model_communicator.hpp"
 

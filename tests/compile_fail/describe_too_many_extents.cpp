@@ -2,7 +2,7 @@
 // A tensor of rank 2 has two extents, not three.
 // expect: fsdp: describe gives a tensor another number of extents than its rank
 // expect: describe_too_many_extents.cpp:[0-9]+:
-// lines: 22
+// lines: 25
 #include "fsdp/fsdp.hpp"
 #include "model_communicator.hpp"
 

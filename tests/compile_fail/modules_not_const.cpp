@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Modules in a vector are refused like one.
 // expect: fsdp: the module's describe must be const
-// lines: 22
+// lines: 25
 #include "fsdp/fsdp.hpp"
 #include "model_communicator.hpp"
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -270,4 +271,26 @@ TEST_CASE("clock: a slow rank delays its shard group, and over replicas the othe
   CHECK(timed.end_of(Primitive::forward, 0, 0) == 0.5 + 4 * 1);
   CHECK(timed.end_of(Primitive::forward, 0, 3) == 0.5 + 4 * 2);
   CHECK(timed.end_of(Primitive::all_reduce, 0, 0) == timed.end_of(Primitive::all_reduce, 0, 3));
+}
+
+TEST_CASE("a visitor of a run may throw at any operation: the exception goes on, and the visitor is not called again") {
+  auto const program = fsdp::compile_program(fsdp::testing::equal_units(3, 4));
+  int operations = 0, stop = -1;
+  auto const run_all = [&] {
+    operations = 0;
+    fsdp::step::Run run(program, [&](auto const&...) {
+      if (operations++ == stop) throw std::runtime_error("the visitor has seen enough");
+    });
+    run.micro_step();
+    run.evaluation();
+    run.micro_step({.gradient_sync = true, .reshard = false});
+    run.update();
+  };
+  run_all();
+  auto const all = operations;
+  CHECK(all > 30);
+  for (stop = 0; stop < all; ++stop) {
+    CHECK_THROWS_AS(run_all(), std::runtime_error);
+    CHECK(operations == stop + 1);
+  }
 }

@@ -486,6 +486,24 @@ void micro_step(Layers& layers, std::size_t first, std::size_t last) {
 
 }  // namespace
 
+TEST_CASE("below the lowest module that trains, modules of a segment are skipped, and others may not be recomputed") {
+  fsdp::local::run(1, Device{}, [](Local comm) {
+    fsdp::Mesh mesh(std::move(comm));
+    fsdp::Engine engine(mesh, fsdp::FullShard{});
+    auto frozen = engine.shard(std::vector(3, Bare{}), "frozen", {.frozen = true});
+    auto head = engine.shard(Bare{}, "head");
+    engine.recompute_segment(frozen[1], frozen[2]);
+    for (int pass = 0; pass < 2; ++pass) {
+      for (auto& layer : frozen) layer.forward();
+      head.forward();
+      head.backward();
+      for (auto& layer : frozen) layer.backward();
+      CHECK((frozen[1].recompute() == 0 && frozen[2].recompute() == 0));
+      CHECK(has(what<fsdp::OrderError>([&] { frozen[0].recompute(); }), "was called without a forward pass"));
+    }
+  });
+}
+
 TEST_CASE("calls out of turn name the module and what comes next, and change nothing") {
   with_engine([](auto& engine, auto& layers) {
     engine.recompute_segment(layers[1], layers[2]);

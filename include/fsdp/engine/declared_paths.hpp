@@ -12,7 +12,6 @@
 #include "fsdp/engine/path_list.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/fixed_array.hpp"
-#include "fsdp/step/program.hpp"
 #include "fsdp/step/step_input.hpp"
 #include "fsdp/step/use_order.hpp"
 

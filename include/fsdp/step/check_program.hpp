@@ -2,6 +2,7 @@
 // Checks a compiled program: the input of every operation has the right content.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,26 +16,17 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// Runs a program in symbols: all kinds of micro-steps that its options allow, each before and after plain ones, with
-/// norms, updates, evaluations and discarded gradients; and so each path, alone and in turn with the declared order.
-/// Engines call it when they are sealed, if FSDP_CHECK_PROGRAM is defined.
-/// @param input  of compile_program()
-/// @return the first problem: step, use, unit, what was expected and what was found; empty if there is none
-[[gnu::cold]] inline std::string check_program(Program const& program, StepInput const& input) {
-  std::vector<bool> padded;
-  for (auto const& unit : input.units) padded.push_back(unit.padded);
-  step::Symbols symbols(program, std::move(padded));
-  step::Run run(program, [&](step::Operation const& operation, step::Position const& at,
-                             step::Contents const& contents) { symbols.run(executed(operation, at, contents)); });
+namespace detail {
+/// Runs all kinds of micro-steps that the options allow: see check_program().
+[[gnu::cold]] inline void run_all_kinds(step::BasicRun& run, step::Symbols& symbols, AllowedFlags const& allowed) {
   run.prepare();
-  AllowedFlags const allowed(program, input);
   auto const last_micro_step = [&] {
     run.micro_step();
     run.norm();
     run.update();
     symbols.expect_updated();
   };
-  for (std::size_t path = 1; path < program.paths(); ++path) {
+  for (std::size_t path = 1; path < run.program().paths(); ++path) {
     run.follow(path), last_micro_step();
     for (auto const flags : allowed) {
       run.follow(path), run.micro_step(flags), last_micro_step();
@@ -56,7 +48,27 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
     run.micro_step(flags);
     run.discard();
   }
-  return symbols.problems().empty() ? std::string() : symbols.problems().front();
+}
+}  // namespace detail
+
+/// Runs a program in symbols: all kinds of micro-steps that its options allow, each before and after plain ones, with
+/// norms, updates, evaluations and discarded gradients; and so each path, alone and in turn with the declared order.
+/// Engines call it when they are sealed, if FSDP_CHECK_PROGRAM is defined.
+/// @param input  of compile_program()
+/// @return the first problem: step, use, unit, what was expected and what was found; empty if there is none
+[[gnu::cold]] inline std::string check_program(Program const& program, StepInput const& input) {
+  std::vector<bool> padded;
+  for (auto const& unit : input.units) padded.push_back(unit.padded);
+  step::Symbols symbols(program, std::move(padded));
+  step::Run run(program, [&](step::Operation const& operation, step::Position const& at,
+                             step::Contents const& contents) { symbols.run(executed(operation, at, contents)); });
+  std::string refused;  // the run goes no further, because of a problem that symbols have found, or do not know
+  try {
+    detail::run_all_kinds(run, symbols, AllowedFlags(program, input));
+  } catch (Error const& error) {
+    refused = error.what();
+  }
+  return symbols.problems().empty() ? refused : symbols.problems().front();
 }
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "fsdp/error.hpp"
 #include "fsdp/fixed_array.hpp"
@@ -123,13 +124,16 @@ class OpenAccesses {
 
 /// State of the passes of an engine or a run, and what it allows. A pass follows the program's list of turns.
 ///
-/// | stage         | a use that may begin                        | what it becomes | | ------------- |
-/// ------------------------------------------- | ----------------------------------------------------- | | idle | the
-/// first of a forward pass                 | forward                                               | | forward       |
-/// the next of this pass                       | forward_done after its last use                       | | forward_done
-/// | the first of a backward or a forward pass   | backward, forward                                     | | backward
-/// | the next of this pass                       | idle after its last use                               | |
-/// interrupted   | none: an exception has ended a backward pass with gradients | idle, by discarding gradients |
+/// idle: only the first use of a forward pass may begin.
+///
+/// forward: the next use of this pass may begin. After its last use: forward_done.
+///
+/// forward_done: the first use of a backward pass may begin, or that of another forward pass.
+///
+/// backward: the next use of this pass may begin. After its last use: idle.
+///
+/// interrupted: an exception has ended a backward pass that writes gradients. No use may begin until gradients are
+/// discarded; then idle.
 class PassState {
  public:
   enum class Stage : unsigned char { idle, forward, forward_done, backward, interrupted };
@@ -147,7 +151,7 @@ class PassState {
   bool has_paths() const { return program_ != nullptr && program_->paths() > 1; }
   /// Number of complete turns of the pass in progress, or of the last one.
   std::size_t turns_done() const { return done_; }
-  /// Whether the pass in progress is a backward pass that writes no gradients of parameters.
+  /// Whether the pass in progress, or else the last one, is a backward pass that writes no gradients of parameters.
   bool freezes_parameters() const { return at_.phase == Phase::activations; }
   std::uint32_t backward_passes() const { return backward_passes_; }  ///< begun so far: tells gradients apart
   OpenAccesses& accesses() { return accesses_; }
@@ -192,9 +196,7 @@ class PassState {
   /// Records that the update of a unit has been enqueued: its gradient is used.
   void note_update(Operation const& operation) {
     contents_.apply(operation);
-    if (to_update_ == 0 || --to_update_ > 0) return;
-    writer_ = {};
-    ++at_.step;
+    if (to_update_ > 0 && --to_update_ == 0) writer_ = {};
   }
   /// Begins to replace parameters. Until end_replacing() they are incomplete. @param what  the writer, a literal
   void begin_replacing(std::string_view what) {
@@ -264,6 +266,8 @@ class PassState {
   [[gnu::cold]] void forget_program() noexcept {
     program_ = nullptr;
     contents_ = {};
+    turns_ = nullptr;
+    turn_ = nullptr;
   }
   /// Whether a backward pass is in progress, or was interrupted by an exception.
   bool in_backward() const { return stage_ == Stage::backward || stage_ == Stage::interrupted; }
@@ -280,7 +284,7 @@ class PassState {
     if (open_) expect_closed(formatted("forward of '{}' begins", module_name(use)));
     bool const starts = stage_ != Stage::forward;
     auto const path = starts ? next_path() : at_.path;
-    auto const& turns = starts ? program_->turns(Phase::forward, path) : *turns_;
+    auto const& turns = starts ? program_->turns(next_forward_phase(), path) : *turns_;
     auto const& turn = turns[starts ? 0 : done_];
     if (turn.use != use) refuse_order(turn, path, UseKind::forward, use);
     if (starts) begin_turns(Stage::forward, turns);
@@ -311,11 +315,11 @@ class PassState {
   /// progress, the use would come out of order.
   bool skips(UseKind kind, std::size_t use) const {
     if (stage_ != Stage::idle || open_ || program_ == nullptr) return false;
-    auto const& turns = program_->turns(Phase::backward, at_.path);
-    if (turns.empty()) return false;
-    auto const end = kind == UseKind::recompute ? lowest_place_ : turns.back().place;
-    if (at_.path == 0) return use < end;
-    return is_placed_below(use, end);
+    if (program_->turns(Phase::backward, at_.path).empty()) return false;
+    bool const recomputes = kind == UseKind::recompute;
+    if (recomputes && declared_ != nullptr && declared_->segment(use) == UseOrder::none) return false;
+    auto const end = recomputes ? lowest_place_ : program_->backward_end(at_.path);
+    return at_.path == 0 ? use < end : is_placed_below(use, end);
   }
   /// Begins the flags of a pass whose first use is open. @return whether parameters of earlier passes are dropped first
   bool begin_flags() {
@@ -329,21 +333,22 @@ class PassState {
       flags_.begin_backward(next_backward());
     return false;
   }
-  /// Moves to the pass, of which begin_flags() has told.
+  /// Moves the position to a pass whose flags have begun.
   void begin_position() {
     if (stage_ == Stage::forward) {
       if (auto const path = next_path(); at_.path != path) set_path(path);
-      at_.phase = evaluations_ > 0 ? Phase::evaluation : Phase::forward;
+      at_.phase = next_forward_phase();
       at_.micro_step = backward_passes_ + 1;
     } else {
       at_.phase = next_backward_phase();
       if (at_.phase == Phase::backward) at_.micro_step = ++backward_passes_;
     }
     at_.flags = flags_.now();
-    turns_ = &program_->turns(at_.phase, at_.path);
-    turn_ = &(*turns_)[0];
-    at_.use = turn_->use, at_.place = turn_->place;
   }
+  /// Moves the position to the open use.
+  void move_to_use() { at_.use = turn_->use, at_.place = turn_->place; }
+  /// Counts optimizer steps of a run.
+  void count_step() { ++at_.step; }
   /// Closes the open use. @return whether it was the last of its pass
   bool leave() {
     open_ = false;
@@ -357,7 +362,8 @@ class PassState {
     stage_ = Stage::idle;
     return true;
   }
-  /// @throws UsageError if a scope that the pass needs, or one that accesses shards, has ended or begun in the open use
+  /// @throws UsageError if a scope that the pass needs has ended inside the open use, or a scope that accesses shards
+  /// has begun inside it
   void expect_whole_use() const {
     if (!cut_.empty()) refuse_cut_use();
     accesses_.expect_none(open_kind(), module_name(turn_->use), "ends");
@@ -405,7 +411,7 @@ class PassState {
     return use < program_->modules.size() ? std::string_view(program_->modules[use]) : std::string_view();
   }
   std::uint32_t next_path() const { return followed_ == nullptr ? 0 : static_cast<std::uint32_t>(followed_->path); }
-  /// Of the backward pass that begins now.
+  Phase next_forward_phase() const { return evaluations_ > 0 ? Phase::evaluation : Phase::forward; }
   Phase next_backward_phase() const {
     return scopes_[static_cast<std::size_t>(BackwardChange::frozen_parameters)] > 0 ? Phase::activations
                                                                                     : Phase::backward;
@@ -425,7 +431,6 @@ class PassState {
   void open(Program::Turn const& turn) {
     open_ = true;
     turn_ = &turn;
-    at_.use = turn.use, at_.place = turn.place;
   }
   /// Changes the path of passes.
   void set_path(std::uint32_t path) {
@@ -547,13 +552,20 @@ class PassState {
 };
 
 /// Runs the operations of a program as its uses begin and end.
-/// @tparam Performer  has these members:
-///   begin_pass(Position const&)                               a pass begins, with its first use
-///   perform(Operation const&, Position const&, Contents const&)  an operation; contents are those before it
-///   begin_compute(Turn const&)                                the module's kernels follow
-///   computed(Operation const&, Position const&, Contents const&)  they are enqueued; once for each unit that they
-///   access interrupted(Turn const&)                                  an exception has ended them end_pass(Position
-///   const&)                                 the last use of the pass has ended
+///
+/// `begin_pass(Position const&)`: a pass begins, with its first use.
+///
+/// `perform(Operation const&, Position const&, Contents const&)`: an operation. The contents are those before it.
+///
+/// `begin_compute(Turn const&)`: the module's kernels follow.
+///
+/// `computed(Operation const&, Position const&, Contents const&)`: the kernels are enqueued. One call for each unit
+/// that they access.
+///
+/// `interrupted(Turn const&)`: an exception has ended the kernels.
+///
+/// `end_pass(Position const&)`: the last use of the pass has ended.
+/// @tparam Performer  has the members above
 template <class Performer>
 class Passes : public PassState {
  public:
@@ -578,6 +590,7 @@ class Passes : public PassState {
     bool const starts = kind == UseKind::forward ? enter_forward(use) : enter_backward(kind, use);
     try {
       if (starts) begin_pass();
+      move_to_use();
       perform(turn().before);
       performer_->begin_compute(turn());
       computing_ = true;
@@ -587,7 +600,7 @@ class Passes : public PassState {
     }
     return &turn();
   }
-  /// Ends the open use: performs the operations after its kernels.
+  /// Ends the open use, which there is: performs the operations after its kernels.
   /// @throws UsageError if a scope that it needs has ended in it; whatever the performer throws. The pass has ended
   /// then
   void end_use() {
@@ -603,7 +616,7 @@ class Passes : public PassState {
       throw;
     }
   }
-  /// Performs an operation that belongs to no use, if contents let it.
+  /// Performs an operation, if contents let it.
   void run(Operation const& operation) {
     if (!contents().runs(operation)) return;
     performer_->perform(operation, at(), contents());

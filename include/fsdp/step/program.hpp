@@ -32,7 +32,7 @@ constexpr std::string_view name(Phase phase) {
 
 /// A use of a unit by a module. `recompute`: the module's forward is computed again, in a backward pass.
 enum class UseKind : unsigned char { forward, backward, recompute };
-using Pass = UseKind;
+using Pass = UseKind;  ///< the name that callers of HeldUse write
 
 constexpr std::string_view name(UseKind kind) {
   constexpr std::array<std::string_view, 3> names{"forward", "backward", "recompute"};

@@ -39,12 +39,15 @@ inline auto record_into(std::vector<Executed>& list) {
 class Visiting {
  public:
   void begin_pass(Position const&) {}
+  /// A visitor that throws is not called again.
   void perform(Operation const& operation, Position const& at, Contents const& contents) {
+    if (std::exchange(stopped_, true)) return;
     visit(operation, at, contents);
+    stopped_ = false;
   }
   void begin_compute(Program::Turn const&) {}
   void computed(Operation const& operation, Position const& at, Contents const& contents) {
-    visit(operation, at, contents);
+    perform(operation, at, contents);
   }
   void interrupted(Program::Turn const&) {}
   void end_pass(Position const&) {}
@@ -57,6 +60,8 @@ class Visiting {
  private:
   /// Called for each operation of the run. @param contents  before it
   virtual void visit(Operation const& operation, Position const& at, Contents const& contents) = 0;
+
+  bool stopped_ = false;
 };
 
 /// The operations of a run, in the order in which an engine enqueues them. All ranks enqueue the same.
@@ -67,7 +72,9 @@ class BasicRun : public Visiting, public Passes<Visiting> {
   /// Passes that begin now follow the path, until the next call: see [Note: Paths].
   void follow(std::size_t path) { path_.path = path; }
   /// @param place  of the use in the path that is followed
-  [[gnu::cold]] void forward(std::size_t place) { forward(program().turns(Phase::forward, path_.path)[place]); }
+  [[gnu::cold]] void forward(std::size_t place) {
+    forward(program().turns(Phase::forward, in_forward() ? at().path : path_.path)[place]);
+  }
   /// @param flags       of the pass; looked at when it begins
   /// @param recomputes  the use is recomputed
   [[gnu::cold]] void backward(std::size_t place, BackwardFlags flags, bool recomputes = false) {
@@ -95,6 +102,7 @@ class BasicRun : public Visiting, public Passes<Visiting> {
           note_update(operation);
         },
         [this](std::size_t unit) { return has_gradient(unit); });
+    count_step();
   }
 
   /// Runs a forward and a backward pass.
@@ -111,6 +119,7 @@ class BasicRun : public Visiting, public Passes<Visiting> {
   [[gnu::cold]] void evaluation() {
     begin_evaluation();
     forward();
+    abandon("an evaluation ends");  // here, the visitor may throw
     end_evaluation();
   }
   /// Number of uses of a forward pass that begins now.
@@ -134,8 +143,7 @@ class BasicRun : public Visiting, public Passes<Visiting> {
   }
   [[gnu::cold]] void backward(Program::Turn const& turn, BackwardFlags flags, bool frozen = false) {
     set_scopes(flags, frozen);
-    begin_use(turn.recomputes() ? UseKind::recompute : UseKind::backward, turn.use);
-    end_use();
+    if (begin_use(turn.recomputes() ? UseKind::recompute : UseKind::backward, turn.use) != nullptr) end_use();
   }
 
   FollowedPath path_;

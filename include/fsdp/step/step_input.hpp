@@ -41,7 +41,7 @@ struct StepInput {
   std::vector<std::string> modules;  ///< name of each use, for texts; empty: numbers
   /// Uses of modules whose tensors are all frozen, whatever else their units have.
   std::vector<std::size_t> frozen_uses;
-  /// For each use, the first use of its segment; Schedule::none: it is in no segment; empty: no use is recomputed. See
+  /// For each use, the first use of its segment; UseOrder::none: it is in no segment; empty: no use is recomputed. See
   /// [Note: Segments].
   std::vector<std::size_t> segments{};
   int shards = 1;                        ///< ranks per shard group of units that shard
