@@ -2,6 +2,7 @@
 // An exception in a module, or in a task of its stream, reaches the caller of the pass, and its peers by name.
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <stdexcept>
@@ -264,4 +265,34 @@ TEST_CASE("an exception that all ranks catch in forward ends that pass, and the 
   CHECK(missed == 0);
   REQUIRE(weights.size() == 15);
   for (std::size_t i = 0; i < weights.size(); ++i) CHECK(weights[i] == -4.0f * static_cast<float>(i % 5 + 1));
+}
+
+TEST_CASE("an exception that leaves a use gives back the buffers of full parameters at once") {
+  std::atomic<int> kept{0}, tries{0};
+  fsdp::local::run(2, fsdp::host::Device{}, [&](Comm comm) {
+    fsdp::Mesh mesh(std::move(comm));
+    Engine engine(mesh, fsdp::FullShard{});
+    auto layers = engine.shard(std::vector<Ramp<>>(3), "layer");
+    engine.seal();
+    auto const bytes = [&] { return engine.account().live(fsdp::MemoryTag::gather); };
+    auto const before = bytes();
+    auto const expect_given_back = [&](auto const& use) {
+      std::int64_t inside = 0;
+      try {
+        use([&](Stream&) {
+          inside = bytes();
+          throw std::domain_error("boom");
+        });
+      } catch (std::domain_error const&) {
+        ++tries;
+      }
+      if (inside <= before || bytes() != before) ++kept;
+    };
+    expect_given_back([&](Ramp<>::Before const& fail) { forward(layers, fail); });
+    forward(layers, {});
+    expect_given_back([&](Ramp<>::Before const& fail) { backward(layers, fail); });
+    engine.discard_gradients();
+  });
+  CHECK(tries == 4);
+  CHECK(kept == 0);
 }
