@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "fsdp/held_use.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/ramp.hpp"
 
@@ -295,4 +297,35 @@ TEST_CASE("an exception that leaves a use gives back the buffers of full paramet
   });
   CHECK(tries == 4);
   CHECK(kept == 0);
+}
+
+TEST_CASE("kernels of an abandoned use read their parameters to the end: the next pass's gathers wait for them") {
+  std::atomic<int> wrong{0};
+  fsdp::local::run(2, fsdp::host::Device{}, [&](Comm comm) {
+    fsdp::Mesh mesh(std::move(comm));
+    Engine engine(mesh, fsdp::FullShard{});
+    auto layers = engine.shard(std::vector<Ramp<>>(3), "layer");
+    auto const shards = engine.shards();
+    for (std::size_t u = 0; u < shards.size(); ++u)
+      shards.set_initial_values(shards[u], [u](auto const&, std::int64_t, std::span<float> out) {
+        for (auto& value : out) value = static_cast<float>(u + 1);
+      });
+    fsdp::HeldUse held{engine};
+    layers[0].forward();
+    layers[1].forward();
+    held.begin(fsdp::Pass::forward, layers[2].use());
+    std::atomic<bool> reads{false};
+    float seen = 0;
+    engine.compute().enqueue([&, parameters = held.parameters()] {
+      await(reads);
+      seen = *parameters;
+    });
+    held.abandon();
+    layers[0].forward();                                         // its gather takes the same buffer
+    std::this_thread::sleep_for(std::chrono::milliseconds{20});  // a gather that does not wait has ended by then
+    reads = true;
+    engine.synchronize();
+    if (seen != 3.0f) ++wrong;
+  });
+  CHECK(wrong == 0);
 }
