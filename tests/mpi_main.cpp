@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The main function of test programs that run under mpirun: every rank runs every test; rank 0 reports success, any
 // rank reports failure, and the program fails on all ranks if a test failed on one.
-#include "fsdp/comm/mpi/environment.hpp"
+#include "fsdp/detail/mpi/environment.hpp"
 
 #include <cstdlib>
 #include <iostream>

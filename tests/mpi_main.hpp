@@ -2,7 +2,7 @@
 // The main function of test programs that run under mpirun.
 #pragma once
 
-#include "fsdp/comm/mpi/environment.hpp"
+#include "fsdp/detail/mpi/environment.hpp"
 
 /// MPI of this test program; starts with main().
 fsdp::mpi::Environment& test_environment();

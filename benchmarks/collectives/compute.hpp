@@ -9,7 +9,7 @@
 #include <string>
 
 #include "fsdp/concepts.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "settings.hpp"
 #include "transformer/math/gemm.hpp"
 #if defined(__CUDACC__)

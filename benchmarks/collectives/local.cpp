@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks as threads of this process, on the host.
-#include "fsdp/comm/local.hpp"
+#include "fsdp/local.hpp"
 
 #include <atomic>
 #include <utility>
 
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "run.hpp"
 #include "run_rank.hpp"
 

@@ -3,8 +3,8 @@
 #include <atomic>
 #include <utility>
 
-#include "fsdp/comm/local.hpp"
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
+#include "fsdp/local.hpp"
 #include "run.hpp"
 #include "run_rank.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks as processes, on the host.
-#include "fsdp/comm/mpi.hpp"
+#include "fsdp/mpi.hpp"
 
 #include "run.hpp"
 #include "run_rank.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks as processes with a GPU each, started with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
-#include "fsdp/comm/nccl.hpp"
+#include "fsdp/nccl.hpp"
 
 #include <utility>
 

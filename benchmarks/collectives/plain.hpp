@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/common/pairwise.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/detail/comm/pairwise.hpp"
+#include "fsdp/host.hpp"
 #include "settings.hpp"
 
 namespace bench {

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "fsdp/comm/mpi/header.hpp"
+#include "fsdp/detail/mpi/header.hpp"
 #include "settings.hpp"
 
 namespace bench {

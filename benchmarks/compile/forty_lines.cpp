@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A small trainer, as an example of a user's file that is compiled often.
-#include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 
 struct Line {
   template <class T>

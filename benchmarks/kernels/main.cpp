@@ -10,9 +10,8 @@
 #include <vector>
 
 #include "avx512.hpp"
-#include "fsdp/kernels/elementwise.hpp"
-#include "fsdp/kernels/norms.hpp"
-#include "fsdp/kernels/optimizers.hpp"
+#include "fsdp/detail/kernels/optimizers.hpp"
+#include "fsdp/kernels.hpp"
 #include "transformer/kernels/row_kernels.hpp"
 
 namespace {

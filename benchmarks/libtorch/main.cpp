@@ -18,9 +18,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/mpi.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/libtorch.hpp"
+#include "fsdp/mpi.hpp"
 #include "gpt.hpp"
 
 namespace {

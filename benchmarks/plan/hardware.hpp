@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fsdp/error.hpp"
-#include "fsdp/plan/hardware_file.hpp"
+#include "fsdp/plan.hpp"
 
 namespace bench {
 

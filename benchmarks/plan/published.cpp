@@ -19,8 +19,7 @@
 #include <vector>
 
 #include "fsdp/fsdp.hpp"
-#include "fsdp/plan/declaration.hpp"
-#include "fsdp/plan/forecast.hpp"
+#include "fsdp/plan.hpp"
 
 namespace {
 

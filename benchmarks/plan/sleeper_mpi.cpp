@@ -17,9 +17,9 @@
 #include <thread>
 #include <vector>
 
-#include "fsdp/comm/mpi.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/plan/forecast.hpp"
+#include "fsdp/mpi.hpp"
+#include "fsdp/plan.hpp"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The step, and its kernels, on the first GPU.
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
 #include "run.hpp"
 
 namespace bench {

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
 
 namespace bench {
 

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "kernels.hpp"
 #include "run.hpp"
 #include "step.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The step in bfloat16 on the host.
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "run.hpp"
 #include "step.hpp"
 #include "transformer/math/gemm_host.hpp"

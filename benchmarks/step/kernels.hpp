@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "examples/nanogpt/activations.hpp"
-#include "fsdp/kernels/optimizers.hpp"
+#include "fsdp/detail/kernels/optimizers.hpp"
 #include "report.hpp"
 #include "roof.hpp"
 #include "settings.hpp"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fsdp/concepts.hpp"
-#include "fsdp/trace/trace.hpp"
+#include "fsdp/trace.hpp"
 
 namespace bench {
 

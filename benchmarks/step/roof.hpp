@@ -14,8 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/kernels/elementwise.hpp"
-#include "fsdp/kernels/norms.hpp"
+#include "fsdp/kernels.hpp"
 #include "marks.hpp"
 #include "settings.hpp"
 #include "transformer/math/gemm.hpp"

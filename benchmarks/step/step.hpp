@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "examples/nanogpt/gpt.hpp"
-#include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
+#include "fsdp/local.hpp"
 #include "marks.hpp"
 #include "profiled_device.hpp"
 #include "report.hpp"

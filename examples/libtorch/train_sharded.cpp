@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/comm/mpi.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/libtorch.hpp"
+#include "fsdp/mpi.hpp"
 #include "gpt.hpp"
 #include "text.hpp"
 

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/json.hpp"
-#include "fsdp/checkpoint/safetensors_file.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
+#include "fsdp/json.hpp"
+#include "fsdp/safetensors.hpp"
 #include "llama/linear_layers.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/weights/config_fields.hpp"

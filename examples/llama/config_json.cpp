@@ -5,9 +5,9 @@
 #include <string>
 #include <system_error>
 
-#include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
+#include "fsdp/json.hpp"
 #include "transformer/tokenizer/special_ids.hpp"
 #include "transformer/weights/config_fields.hpp"
 

@@ -9,9 +9,9 @@
 #include <system_error>
 #include <vector>
 
-#include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/safetensors_file.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
+#include "fsdp/safetensors.hpp"
 #include "llama/adapter_files.hpp"
 #include "llama/commands.hpp"
 #include "llama/config_json.hpp"

@@ -7,9 +7,9 @@
 #include <system_error>
 #include <utility>
 
-#include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
+#include "fsdp/json.hpp"
 #include "transformer/weights/config_fields.hpp"
 
 namespace llama {

@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/agreement.hpp"
-#include "fsdp/checkpoint/files.hpp"
+#include "fsdp/engine.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
 #include "llama/adapter_files.hpp"
 #include "llama/config_json.hpp"
 #include "llama/llama.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // run_rank on a GPU, in bf16 with fp32 master weights.
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
 #include "llama/layers_cuda.hpp"
 #include "llama/rank.hpp"
 #include "transformer/launch/world.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // run_rank on the host, in bf16 with fp32 master weights.
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "llama/layers_host.hpp"
 #include "llama/rank.hpp"
 #include "transformer/launch/world.hpp"

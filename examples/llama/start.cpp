@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/checkpoint_folder.hpp"
-#include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/json.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
+#include "fsdp/json.hpp"
 #include "llama/adapter_files.hpp"
 #include "llama/config_json.hpp"
 #include "llama/generation_config.hpp"

@@ -2,8 +2,8 @@
 // Trains on two ranks that are threads of this process.
 #include <cstdio>
 
-#include "fsdp/comm/local.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "train.hpp"
 
 int main() {

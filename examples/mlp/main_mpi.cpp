@@ -2,7 +2,7 @@
 // Trains on the ranks that mpirun starts.
 #include <cstdio>
 
-#include "fsdp/comm/mpi.hpp"
+#include "fsdp/mpi.hpp"
 #include "train.hpp"
 
 int main(int argc, char** argv) {

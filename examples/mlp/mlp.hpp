@@ -5,8 +5,7 @@
 #include <cstdint>
 
 #include "fsdp/fsdp.hpp"
-#include "fsdp/kernels/block.hpp"
-#include "fsdp/kernels/math.hpp"
+#include "fsdp/kernels.hpp"
 
 namespace mlp {
 

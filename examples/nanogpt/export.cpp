@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "commands.hpp"
-#include "fsdp/checkpoint/files.hpp"
+#include "fsdp/files.hpp"
 #include "gpt2/config_json.hpp"
 #include "gpt2/llm_c.hpp"
 #include "gpt2/open_model.hpp"

@@ -2,7 +2,7 @@
 // The layers on a GPU, compiled in layers_cuda_*.cu.
 #pragma once
 
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
 #include "layers.hpp"
 #include "transformer/math/gemm_cuda.hpp"
 

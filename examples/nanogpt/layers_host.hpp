@@ -2,7 +2,7 @@
 // The layers on the host, compiled in layers_host.cpp and layers_host_bf16.cpp.
 #pragma once
 
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "layers.hpp"
 #include "transformer/math/gemm_host.hpp"
 

@@ -4,7 +4,7 @@
 #include <limits>
 #include <string>
 
-#include "fsdp/checkpoint/json.hpp"
+#include "fsdp/json.hpp"
 #include "gpt2/tensor_names.hpp"
 
 namespace nanogpt {

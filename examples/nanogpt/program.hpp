@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/agreement.hpp"
+#include "fsdp/engine.hpp"
 #include "gpt.hpp"
 #include "gpt_config.hpp"
 #include "saved_model.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // run_rank on a GPU, in fp32.
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
 #include "layers_cuda.hpp"
 #include "rank.hpp"
 #include "transformer/launch/world.hpp"

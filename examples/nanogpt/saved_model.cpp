@@ -11,10 +11,10 @@
 #include <system_error>
 #include <utility>
 
-#include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/hash.hpp"
-#include "fsdp/checkpoint/json.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
+#include "fsdp/json.hpp"
 #include "model_json.hpp"
 
 namespace nanogpt {

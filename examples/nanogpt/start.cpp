@@ -6,8 +6,8 @@
 #include <string_view>
 #include <utility>
 
-#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/json.hpp"
 #include "gpt2/config_json.hpp"
 #include "model_json.hpp"
 #include "transformer/run/choices.hpp"

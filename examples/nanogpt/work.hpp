@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "fsdp/plan/work.hpp"
+#include "fsdp/plan.hpp"
 #include "gpt_config.hpp"
 #include "transformer/layers/activation_plan.hpp"
 

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/detail/base/guards.hpp"
 #include "fsdp/engine.hpp"
-#include "fsdp/engine/moved_pointer.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 

@@ -1,21 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0
-// Settings of targets that link fsdp::compiled, which contains template instances: see [Note: Compiled once].
+// Template instances that fsdp::compiled contains: a communicator, and engines over it.
+// [Note: Compiled once] Every file that includes the engine compiles it for itself. In a target that links
+// fsdp::compiled they see `extern template` instead for what one file more of that target has (detail/compiled/host.cpp):
+// ranks as threads on the host, in fp32; fsdp::compiled_mpi has MPI's processes. Other combinations are compiled as
+// without it. Modules are the user's, and what depends on their types stays in their files. That file is compiled with
+// the flags of the target, so that its arithmetic is that of the target's other files.
 #pragma once
 
-#include "fsdp/version.hpp"
+#include <cstddef>
 
-// Set by CMake's targets, to the same in all files of a target.
-#if !defined(FSDP_COMPILED)
-#define FSDP_COMPILED 0  ///< 1: the target links fsdp::compiled
-#endif
-#if !defined(FSDP_COMPILED_MPI)
-#define FSDP_COMPILED_MPI 0  ///< 1: and fsdp::compiled_mpi
-#endif
+#include "fsdp/fsdp.hpp"
 
-/// Marks a function that fsdp::compiled contains and that headers define for other targets. It is weak, because a
-/// program may link several targets that contain it.
-#if FSDP_COMPILED
-#define FSDP_BODY [[gnu::weak]]
-#else
-#define FSDP_BODY inline
-#endif
+/// A communicator and its collectives of what an fp32 engine sends.
+/// @param how  `extern template` or `template`
+/// @param C    the communicator
+#define FSDP_COMMUNICATOR_INSTANCES(how, C)                                                \
+  how class C;                                                                             \
+  how ::fsdp::Ticket C::all_gather(Stream&, float const*, float*, std::size_t, Label);     \
+  how ::fsdp::Ticket C::reduce_scatter(Stream&, float const*, float*, std::size_t, Label); \
+  how ::fsdp::Ticket C::all_reduce(Stream&, float const*, float*, std::size_t, Label);     \
+  how ::fsdp::Ticket C::all_reduce(Stream&, double const*, double*, std::size_t, Label);   \
+  how ::fsdp::Ticket C::broadcast(Stream&, float*, std::size_t, int, Label);
+
+/// Templates of an engine that depend on the device only.
+/// @param D  the device
+/// @param P  the precision
+#define FSDP_DEVICE_INSTANCES(how, D, P) \
+  how class FlatParam<P>;                \
+  how class detail::Declaration<P>;      \
+  how class detail::Streams<D>;          \
+  how class TraceHook<D>;                \
+  how class Tracer<D>;
+
+/// Engines over a communicator, and their optimizers.
+#define FSDP_ENGINE_INSTANCES(how, C, P)                                        \
+  how class Mesh<C>;                                                            \
+  how class detail::ShardStorage<C, P>;                                         \
+  how class detail::Waits<C>;                                                   \
+  how class detail::Executor<C, P>;                                             \
+  how class step::Passes<detail::Executor<C, P>>;                               \
+  how struct detail::EngineCore<C, P>;                                          \
+  how class detail::EngineTraces<Engine<C, P>>;                                 \
+  how class Engine<C, P>;                                                       \
+  how class Shards<Engine<C, P>>;                                               \
+  how class AdoptedUnit<Engine<C, P>>;                                          \
+  how class GradNorm<Engine<C, P>>;                                             \
+  how GradNorm<Engine<C, P>> clip_grad_norm(Engine<C, P>&, float, ClipOptions); \
+  how class OptimizerState<Engine<C, P>, float>;                                \
+  how class AdamW<Engine<C, P>, float>;                                         \
+  how class Sgd<Engine<C, P>>;

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/detail/base/streams.hpp"
 #include "fsdp/tensor.hpp"
-#include "fsdp/wait_site.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 

@@ -1,22 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The core of fsdp. Add a device and a communicator: fsdp/host/device.hpp or fsdp/cuda/device.hpp, and one of
-// fsdp/comm/.
+// The core of fsdp. Add a device (fsdp/host.hpp or fsdp/cuda.hpp) and a communicator (fsdp/local.hpp, fsdp/mpi.hpp or
+// fsdp/nccl.hpp).
 #pragma once
 
 #include "fsdp/adopted_unit.hpp"
-#include "fsdp/checkpoint/full_state.hpp"
+#include "fsdp/communicator.hpp"
 #include "fsdp/concepts.hpp"
+#include "fsdp/detail/step/memory_plan.hpp"
+#include "fsdp/detail/step/program_text.hpp"
 #include "fsdp/engine.hpp"
-#include "fsdp/engine/module_buffers.hpp"
-#include "fsdp/mesh.hpp"
-#include "fsdp/optim/adamw.hpp"
-#include "fsdp/optim/grad_clip.hpp"
-#include "fsdp/optim/grad_norm.hpp"
-#include "fsdp/optim/grad_scaler.hpp"
-#include "fsdp/optim/sgd.hpp"
-#include "fsdp/precision.hpp"
+#include "fsdp/full_state.hpp"
+#include "fsdp/gradients.hpp"
+#include "fsdp/module_buffers.hpp"
+#include "fsdp/optimizers.hpp"
 #include "fsdp/sharded_module.hpp"
-#include "fsdp/step/memory_plan.hpp"
-#include "fsdp/step/program_text.hpp"
 #include "fsdp/strategy.hpp"
 #include "fsdp/tensor.hpp"

@@ -2,6 +2,7 @@
 // Where tensors lie inside a flat parameter, and which part of it is whose. Pure arithmetic.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -9,11 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/algorithm.hpp"
+#include "fsdp/detail/base/name_table.hpp"
 #include "fsdp/error.hpp"
-#include "fsdp/init.hpp"
-#include "fsdp/name_table.hpp"
 #include "fsdp/strategy.hpp"
+#include "fsdp/tensor.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 

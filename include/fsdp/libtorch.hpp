@@ -4,6 +4,8 @@
 
 #include <torch/torch.h>
 
+#include <torch/torch.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -16,24 +18,44 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/checkpoint.hpp"
+#include "fsdp/detail/libtorch/device.hpp"
+#include "fsdp/detail/libtorch/module_buffers.hpp"
+#include "fsdp/detail/libtorch/optimizer.hpp"
+#include "fsdp/detail/libtorch/passes.hpp"
+#include "fsdp/detail/libtorch/unit.hpp"
 #include "fsdp/engine.hpp"
-#include "fsdp/engine/module_buffers.hpp"
-#include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
-#include "fsdp/held_use.hpp"
+#include "fsdp/json.hpp"
 #include "fsdp/layout.hpp"
-#include "fsdp/libtorch/device.hpp"
-#include "fsdp/libtorch/initial_values.hpp"
-#include "fsdp/libtorch/module_buffers.hpp"
-#include "fsdp/libtorch/optimizer.hpp"
-#include "fsdp/libtorch/outputs.hpp"
-#include "fsdp/libtorch/passes.hpp"
-#include "fsdp/libtorch/registration.hpp"
-#include "fsdp/libtorch/unit.hpp"
+#include "fsdp/module_buffers.hpp"
+#include "fsdp/options.hpp"
+#include "fsdp/scopes.hpp"
 #include "fsdp/strategy.hpp"
 #include "fsdp/tensor.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch {
+
+/// The buffers of a Sharder's modules: their names, types, shapes and bytes. A checkpoint keeps rank 0's, once:
+/// `sharder.sync_buffers()`, then `fsdp::save(engine, adamw, folder, {{"buffers", buffers(sharder)}})`.
+/// @tparam Sharder  fsdp::libtorch::Sharder
+/// @note Collective: no.
+template <class Sharder>
+checkpoint::Json buffers(Sharder const& sharder) {
+  detail::TorchBufferList const buffers(sharder.engine(), sharder.modules());
+  return buffers_to_json(sharder.engine(), buffers.list());
+}
+
+/// Sets the buffers of a Sharder's modules to what buffers() returned, on any number of ranks: `load_buffers(sharder,
+/// loaded.extra["buffers"])`.
+/// @throws ConfigError if a buffer is missing, or has another type or shape: no buffer has changed then
+/// @note Collective: no; all ranks call it.
+template <class Sharder>
+void load_buffers(Sharder const& sharder, checkpoint::Json const& saved) {
+  detail::TorchBufferList buffers(sharder.engine(), sharder.modules());
+  buffers_from_json(sharder.engine(), buffers.list(), saved);
+  buffers.written();
+}
 
 namespace detail {
 
@@ -166,7 +188,7 @@ class Sharded {
 /// Buffers keep their types, and each rank has them whole. The first forward of a sharded module gives all ranks rank
 /// 0's buffers of all modules; then each rank changes its own, until sync_buffers().
 /// @tparam E  Engine. On the host, its compute stream is inline (host::Stream::inline_stream); on CUDA, it is torch's
-/// current stream (fsdp/libtorch/cuda.hpp)
+/// current stream (fsdp/libtorch_cuda.hpp)
 template <class E>
 class Sharder {
  public:
@@ -239,7 +261,7 @@ class Sharder {
   void sync_buffers(BufferSync how = BufferSync::average) { detail::sync_module_buffers(*engine_, *modules_, how); }
 
   E& engine() const { return *engine_; }
-  /// Names and modules of all uses: fsdp/libtorch/buffers.hpp saves their buffers.
+  /// Names and modules of all uses: fsdp::libtorch::buffers saves their buffers.
   std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> const& modules() const { return *modules_; }
 
  private:

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// A byte-exact account of what is reserved from allocators and what of it is in use.
+// A byte-exact account of what is reserved from allocators and what of it is in use; page-locked host memory for
+// asynchronous copies.
 #pragma once
 
 #include <array>
 #include <atomic>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <utility>
 
 #include "fsdp/concepts.hpp"
+#include "fsdp/version.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
@@ -137,5 +141,43 @@ template <Communicator C>
   if constexpr (RegistersMemory<C>)
     if (mover && memory) mover->register_memory(memory.data(), memory.bytes());
 }
+
+/// A device with page-locked host memory of its own: copies to and from other memory may block the caller there.
+template <class D>
+concept PinsMemory = requires(D const device, std::size_t bytes, void* memory) {
+  { device.allocate_pinned(bytes) } -> std::same_as<void*>;
+  device.deallocate_pinned(memory);
+};
+
+/// `count` elements of host memory that device D copies from and to while the caller goes on.
+template <class D, class T>
+class Staging {
+ public:
+  Staging(D const& device, std::size_t count) : memory_(allocate(device, count), Free{device}) {}
+
+  T* data() const { return memory_.get(); }
+
+ private:
+  struct Free {
+    D device;
+    void operator()(T* memory) const noexcept {
+      if constexpr (PinsMemory<D>) {
+        device.deallocate_pinned(memory);
+      } else {
+        delete[] memory;
+      }
+    }
+  };
+  static T* allocate(D const& device, std::size_t count) {
+    if constexpr (PinsMemory<D>) {
+      return static_cast<T*>(device.allocate_pinned(count * sizeof(T)));
+    } else {
+      static_cast<void>(device);
+      return new T[count];  // not zeroed
+    }
+  }
+
+  std::unique_ptr<T[], Free> memory_;
+};
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -2,6 +2,7 @@
 // A sharded module: forward and backward of a user's module, and the gathers and reductions of its unit.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -10,15 +11,13 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/algorithm.hpp"
 #include "fsdp/concepts.hpp"
-#include "fsdp/engine/declared_units.hpp"
-#include "fsdp/engine/flat_param.hpp"
-#include "fsdp/engine/moved_pointer.hpp"
-#include "fsdp/engine/registrar.hpp"
-#include "fsdp/engine/user_checks.hpp"
-#include "fsdp/engine_options.hpp"
+#include "fsdp/detail/base/guards.hpp"
+#include "fsdp/detail/engine/declaration.hpp"
+#include "fsdp/detail/engine/flat_param.hpp"
+#include "fsdp/detail/engine/register_module.hpp"
 #include "fsdp/layout.hpp"
+#include "fsdp/options.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 

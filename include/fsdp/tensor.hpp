@@ -1,14 +1,74 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element types, and tensors: non-owning pointers with extents.
+// Element types, tensors (non-owning pointers with extents), initial values, and precision policies.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <type_traits>
 
+#include "fsdp/error.hpp"
 #include "fsdp/version.hpp"
+
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
+
+/// Distribution of a tensor's first values.
+struct Init {
+  enum class Kind : unsigned char { zeros, constant, normal, uniform, given };
+
+  Kind kind = Kind::zeros;
+  float first = 0.0f;      ///< constant: the value; normal: the mean; uniform: the lower bound
+  float second = 0.0f;     ///< normal: the standard deviation; uniform: the upper bound, not reached
+  std::uint64_t hash = 0;  ///< given: of the values, which ranks compare
+
+  friend constexpr bool operator==(Init const&, Init const&) = default;
+};
+
+/// The text of an Init, for messages and the comparison of ranks: "normal(0, 0.02)".
+inline std::string to_text(Init const& init) {
+  switch (init.kind) {
+    case Init::Kind::zeros: return "zeros";
+    case Init::Kind::constant: return formatted("constant({})", init.first);
+    case Init::Kind::normal: return formatted("normal({}, {})", init.first, init.second);
+    case Init::Kind::uniform: return formatted("uniform({}, {})", init.first, init.second);
+    case Init::Kind::given: return formatted("given values of hash {:016x}", init.hash);
+  }
+  return "?";
+}
+
+/// Factories of Init.
+namespace init {
+
+inline constexpr Init zeros{};
+inline constexpr Init ones{Init::Kind::constant, 1.0f, 0.0f};
+
+constexpr Init constant(float value) { return {Init::Kind::constant, value, 0.0f}; }
+/// Values of the caller: see Shards::set_initial_values. @param hash  of the values; sealing refuses ranks that differ
+constexpr Init given(std::uint64_t hash) { return {Init::Kind::given, 0.0f, 0.0f, hash}; }
+constexpr Init normal(float deviation) { return {Init::Kind::normal, 0.0f, deviation}; }
+constexpr Init normal(float mean, float deviation) { return {Init::Kind::normal, mean, deviation}; }
+constexpr Init uniform(float low, float high) { return {Init::Kind::uniform, low, high}; }
+
+}  // namespace init
+
+/// Hash of a tensor's name: FNV-1a over its bytes (Fowler, Noll, Vo), then two xor-multiply rounds that spread every
+/// bit, so that similar names give unrelated sequences. Equal on every platform.
+constexpr std::uint64_t hash_name(std::string_view name) {
+  std::uint64_t hash = 0xcbf29ce484222325ull;
+  for (char const letter : name) {
+    hash ^= static_cast<unsigned char>(letter);
+    hash *= 0x100000001b3ull;
+  }
+  hash ^= hash >> 32;
+  hash *= 0x9e3779b97f4a7c15ull;
+  hash ^= hash >> 29;
+  hash *= 0xbf58476d1ce4e5b9ull;
+  return hash ^ (hash >> 32);
+}
+
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE
 
 #if defined(__CUDACC__)
 #define FSDP_HD __host__ __device__
@@ -200,5 +260,43 @@ template <class T, std::size_t Rank>
 struct Tensor<Gradient<T>, Rank> : Tensor<T, Rank> {
   bool fresh = false;
 };
+
+/// An element type of a precision policy.
+template <class T>
+inline constexpr bool is_precision_type =
+    std::is_same_v<T, float> || std::is_same_v<T, bf16> || std::is_same_v<T, fp16>;
+
+/// Element types of one engine, each float, bf16 or fp16 (docs/numerics.md has the table).
+/// @tparam ParamT   what forward and backward read: the type of the gather buffers
+/// @tparam ReduceT  what backward writes: the type of the gradient slots; the collectives sum it, or what it is rounded
+///                  to (EngineOptions::reduce_dtype)
+/// @tparam MasterT  what the optimizer updates and checkpoints read: the type of the parameter shards
+/// Gradient shards are fp32: micro-steps accumulate there.
+template <class ParamT, class ReduceT, class MasterT = float>
+struct Precision {
+  static_assert(is_precision_type<ParamT> && is_precision_type<ReduceT> && is_precision_type<MasterT>,
+                "fsdp::Precision takes float, fsdp::bf16 or fsdp::fp16 as parameter, reduction and master type");
+  using Param = ParamT;
+  using Reduce = ReduceT;
+  using Master = MasterT;
+};
+
+/// A precision policy: an argument of Engine.
+template <class P>
+concept PrecisionPolicy = is_precision_type<typename P::Param> && is_precision_type<typename P::Reduce> &&
+    is_precision_type<typename P::Master>;
+
+/// The element types of one unit.
+struct ElementTypes {
+  DType parameter = DType::f32;  ///< of the parameters that forward and backward read
+  DType gradient = DType::f32;   ///< of the gradients that backward writes
+  DType master = DType::f32;     ///< of the parameter shard
+  friend constexpr bool operator==(ElementTypes const&, ElementTypes const&) = default;
+};
+
+using Fp32 = Precision<float, float>;
+using Bf16 = Precision<bf16, float>;       ///< bf16 compute, fp32 reduction
+using Bf16Reduce = Precision<bf16, bf16>;  ///< bf16 compute, bf16 reduction
+using Fp16 = Precision<fp16, fp16>;        ///< fp16 compute and reduction: train with a GradScaler
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -18,9 +18,9 @@
 #include <string>
 #include <utility>
 
-#include "fsdp/checkpoint/file_lock.hpp"
-#include "fsdp/checkpoint/files.hpp"
+#include "fsdp/detail/checkpoint/folder.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/temporary_folder.hpp"

@@ -12,9 +12,9 @@
 #include <span>
 #include <string>
 
-#include "fsdp/checkpoint/finite_state.hpp"
-#include "fsdp/checkpoint/full_state.hpp"
-#include "fsdp/checkpoint/snapshots.hpp"
+#include "fsdp/finite_state.hpp"
+#include "fsdp/full_state.hpp"
+#include "fsdp/snapshots.hpp"
 #include "tests/catch.hpp"
 #include "tests/checkpoint/support.hpp"
 #include "tests/support/gradient_units.hpp"

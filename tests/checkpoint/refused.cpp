@@ -8,9 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/checkpoint/background_saver.hpp"
-#include "fsdp/checkpoint/load.hpp"
-#include "fsdp/checkpoint/save.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/ramp.hpp"

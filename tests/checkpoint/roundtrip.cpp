@@ -14,9 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "fsdp/checkpoint/background_saver.hpp"
-#include "fsdp/checkpoint/load.hpp"
-#include "fsdp/checkpoint/save.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "tests/catch.hpp"
 #include "tests/checkpoint/support.hpp"
 #include "tests/support/messages.hpp"

@@ -10,11 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/background_saver.hpp"
-#include "fsdp/checkpoint/load.hpp"
-#include "fsdp/checkpoint/save.hpp"
-#include "fsdp/optim/ema.hpp"
-#include "fsdp/optim/muon.hpp"
+#include "fsdp/checkpoint.hpp"
+#include "fsdp/ema.hpp"
+#include "fsdp/muon.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/gradient_units.hpp"
 #include "tests/support/messages.hpp"

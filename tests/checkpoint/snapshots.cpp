@@ -17,9 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/snapshot_load.hpp"
-#include "fsdp/checkpoint/snapshot_search.hpp"
-#include "fsdp/checkpoint/snapshots.hpp"
+#include "fsdp/detail/checkpoint/snapshot_search.hpp"
+#include "fsdp/snapshots.hpp"
 #include "tests/catch.hpp"
 #include "tests/checkpoint/support.hpp"
 #include "tests/support/messages.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A message has as many arguments as fields.
 // expect: format_text_and_arguments_differ_in_number
-#include "fsdp/format.hpp"
+#include "fsdp/detail/base/format.hpp"
 
 #ifdef CONTROL
 std::string text() { return fsdp::formatted("{} of {}", 1, 2); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // An owner of a CUDA handle cannot be made from nullptr: an empty one is default-constructed.
 // expect: cannot be referenced -- it is a deleted function
-#include "fsdp/cuda/handles.hpp"
+#include "fsdp/detail/cuda/handles.hpp"
 
 #ifdef CONTROL
 fsdp::cuda::UniqueStream stream{};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A kernel that carries state is refused: what it needs are arguments.
 // expect: kernels are stateless functors
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 
 struct Fill {
 #ifndef CONTROL

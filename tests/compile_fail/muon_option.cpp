@@ -3,7 +3,7 @@
 // expect: \.momentun
 // expect: fsdp: expected \(engine, tensors\[, MuonOptions\[, groups\]\]\); check the names in braces
 #include "fsdp/fsdp.hpp"
-#include "fsdp/optim/muon.hpp"
+#include "fsdp/muon.hpp"
 #include "model_communicator.hpp"
 
 using Engine = fsdp::Engine<compile_fail::Communicator>;

@@ -2,7 +2,7 @@
 // An optimizer that cannot be one of several is told which members it needs.
 // expect: fsdp: an optimizer of Optimizers has members owns, name, begin_step and update: see OptimizerPart
 #include "fsdp/fsdp.hpp"
-#include "fsdp/optim/optimizers.hpp"
+#include "fsdp/optimizers.hpp"
 #include "model_communicator.hpp"
 
 using Engine = fsdp::Engine<compile_fail::Communicator>;

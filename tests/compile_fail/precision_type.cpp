@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A precision policy is made of float, bf16 and fp16.
 // expect: takes float, fsdp::bf16 or fsdp::fp16 as parameter, reduction and master type
-#include "fsdp/precision.hpp"
+#include "fsdp/tensor.hpp"
 
 #ifdef CONTROL
 using Reduce = fsdp::fp16;

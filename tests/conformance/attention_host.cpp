@@ -14,7 +14,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/sanitized.hpp"
 #include "tests/unit/kernels_support.hpp"

@@ -4,7 +4,7 @@
 // full-ranks: 1 2 4
 // sanitizer-ranks: 3
 // timeout: 600
-#include "fsdp/comm/mpi.hpp"
+#include "fsdp/mpi.hpp"
 
 #include <vector>
 

@@ -2,7 +2,7 @@
 // nccl::Communicator over four processes, on as many GPUs as there are, down to one. Correctness only: ranks that share
 // a GPU are slow.
 // timeout: 470
-#include "fsdp/comm/nccl.hpp"
+#include "fsdp/nccl.hpp"
 
 #include <chrono>
 #include <cstdlib>

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/consult.hpp"
+#include "fsdp/communicator.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/values.hpp"
 #include "tests/support/devices.hpp"

@@ -19,11 +19,11 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/common/bootstrap.hpp"
-#include "fsdp/comm/local.hpp"
-#include "fsdp/engine/texts.hpp"
+#include "fsdp/bootstrap.hpp"
+#include "fsdp/detail/engine/agreement.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/forwarding.hpp"
 #include "tests/support/tcp_place.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // cuda::Device: what every device must do, and what only CUDA has.
 // timeout: 470
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
 
 #include <cstdint>
 #include <string>

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/values.hpp"
 #include "tests/support/in_child.hpp"

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/mpi.hpp"
+#include "fsdp/mpi.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/values.hpp"
 #include "tests/mpi_main.hpp"

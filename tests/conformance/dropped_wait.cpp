@@ -21,8 +21,8 @@
 #include <thread>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "tests/support/devices.hpp"
 #include "tests/support/sanitized.hpp"
 

@@ -9,8 +9,8 @@
 #include <thread>
 #include <utility>
 
-#include "fsdp/failure.hpp"
-#include "fsdp/host/stream.hpp"
+#include "fsdp/detail/host/stream.hpp"
+#include "fsdp/error.hpp"
 #include "tests/catch.hpp"
 
 namespace {

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/gemm_suite.hpp"
 #include "tests/support/sanitized.hpp"

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/gemm_suite.hpp"
 

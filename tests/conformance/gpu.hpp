@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/comm/common/bootstrap.hpp"
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/bootstrap.hpp"
+#include "fsdp/cuda.hpp"
 
 namespace fsdp::testing {
 

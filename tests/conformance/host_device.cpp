@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The host device: the suite with worker threads, with teams of them, with inline streams and through a delaying
 // wrapper; and what a host stream promises beyond the concept.
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 
 #include <sys/mman.h>
 #include <unistd.h>

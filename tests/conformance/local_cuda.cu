@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // local::Communicator over CUDA: ranks are threads, dealt round over the GPUs that there are, down to one.
 // timeout: 470
-#include "fsdp/comm/local.hpp"
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
+#include "fsdp/local.hpp"
 #include "tests/conformance/communicator_suite.hpp"
 #include "tests/conformance/gpu.hpp"
 

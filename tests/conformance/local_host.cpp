@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
-#include "fsdp/comm/mpi/sum.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/detail/mpi/sums.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "tests/conformance/communicator_suite.hpp"
 
 namespace {

@@ -19,9 +19,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/mpi.hpp"
-#include "fsdp/comm/mpi/descriptor_post.hpp"
-#include "fsdp/comm/mpi/shared_arena.hpp"
+#include "fsdp/detail/mpi/shared_arena.hpp"
+#include "fsdp/mpi.hpp"
 #include "tests/catch.hpp"
 #include "tests/mpi_main.hpp"
 #include "tests/support/devices.hpp"

@@ -7,7 +7,7 @@
 #include <map>
 #include <string_view>
 
-#include "fsdp/comm/mpi.hpp"
+#include "fsdp/mpi.hpp"
 #include "tests/conformance/communicator_suite.hpp"
 #include "tests/mpi_main.hpp"
 

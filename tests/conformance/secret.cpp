@@ -9,7 +9,7 @@
 #include <fstream>
 #include <string>
 
-#include "fsdp/comm/common/secret.hpp"
+#include "fsdp/detail/tcp/environment.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/temporary_folder.hpp"
 

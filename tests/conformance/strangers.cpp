@@ -21,7 +21,7 @@
 #include <thread>
 #include <vector>
 
-#include "fsdp/comm/common/bootstrap.hpp"
+#include "fsdp/bootstrap.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/tcp_place.hpp"
 

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "fsdp/comm/common/bootstrap.hpp"
+#include "fsdp/bootstrap.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/in_child.hpp"
 #include "tests/support/tcp_place.hpp"

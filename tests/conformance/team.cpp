@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The threads of a host stream: every part of a task runs once, on a lane of its own, before the next task; what parts
 // throw; and that helpers sleep, wake and end.
-#include "fsdp/host/team.hpp"
+#include "fsdp/detail/host/team.hpp"
 
 #include <array>
 #include <atomic>
@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/values.hpp"
 

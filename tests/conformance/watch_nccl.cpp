@@ -5,7 +5,7 @@
 #include <string>
 #include <thread>
 
-#include "fsdp/comm/nccl/watch.hpp"
+#include "fsdp/detail/nccl/watch.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/in_child.hpp"
 

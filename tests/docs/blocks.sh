@@ -14,7 +14,7 @@
 set -euo pipefail
 cd "${FSDP_SOURCE:-$(dirname "$0")/../..}"
 compiler=${CXX:-g++} clang=${FSDP_CLANG:-}
-common=("fsdp/comm/local.hpp" "fsdp/fsdp.hpp" "fsdp/host/device.hpp")
+common=("fsdp/local.hpp" "fsdp/fsdp.hpp" "fsdp/host.hpp")
 most_not_compiled=1  # blocks with a reason, in all pages together
 least_compiled=8     # blocks: fewer means that this script no longer finds them
 

@@ -8,12 +8,11 @@
 #include <limits>
 #include <vector>
 
-#include "fsdp/comm/common/pairwise.hpp"
-#include "fsdp/kernels/elementwise.hpp"
-#include "fsdp/kernels/ema.hpp"
-#include "fsdp/kernels/muon.hpp"
-#include "fsdp/kernels/norms.hpp"
-#include "fsdp/kernels/optimizers.hpp"
+#include "fsdp/detail/comm/pairwise.hpp"
+#include "fsdp/detail/kernels/elementwise.hpp"
+#include "fsdp/detail/kernels/muon.hpp"
+#include "fsdp/detail/kernels/norms.hpp"
+#include "fsdp/detail/kernels/optimizers.hpp"
 #include "tests/catch.hpp"
 #include "tests/emulated/everywhere.hpp"
 

@@ -139,7 +139,7 @@ TEST_CASE("a barrier has the place of its call, or of its caller's", "[emulated]
   std::vector<int> own, of_library;
   for (auto const& site : met) {
     bool const here = contains(site.file, "emulated/emulator.cpp");
-    if (!here) CHECK(contains(site.file, "fsdp/cuda/reduction.hpp"));
+    if (!here) CHECK(contains(site.file, "fsdp/detail/cuda/block.hpp"));
     (here ? own : of_library).push_back(site.line);
   }
   int const line = Places::line;

@@ -12,7 +12,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "fsdp/kernels/optimizers.hpp"
+#include "fsdp/detail/kernels/optimizers.hpp"
 #include "tests/catch.hpp"
 #include "tests/emulated/everywhere.hpp"
 #include "tests/emulated/plain_formulas.hpp"

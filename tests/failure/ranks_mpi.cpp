@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "fsdp/comm/mpi.hpp"
+#include "fsdp/mpi.hpp"
 #include "tests/support/failing_step.hpp"
 
 namespace {

@@ -27,10 +27,10 @@ only_clang=(-fno-honor-nans -fno-honor-infinities -ffp-model=fast)
 
 # One file includes what all kernels do; another, without flags, asks as an engine does.
 flags() {
-  printf '#include "fsdp/arithmetic.hpp"\nvoid part() {}\n' >"$work/part.cpp"
+  printf '#include "fsdp/detail/base/arithmetic.hpp"\nvoid part() {}\n' >"$work/part.cpp"
   cat >"$work/main.cpp" <<'END'
 #include <cstdio>
-#include "fsdp/engine/user_checks.hpp"
+#include "fsdp/detail/engine/register_module.hpp"
 void part();
 int main() {
   part();
@@ -116,7 +116,7 @@ results() {
 
   # A flag without a macro, in another file than the engine's: the engine is not made.
   [[ -n ${FSDP_CLANG:-} ]] || return 0
-  printf '#include "fsdp/kernels/block.hpp"\n' >"$work/part.cpp"
+  printf '#include "fsdp/detail/kernels/block.hpp"\n' >"$work/part.cpp"
   "$FSDP_CLANG" -std=c++20 -O1 -freciprocal-math "${include[@]}" -c "$work/part.cpp" -o "$work/part.o"
   "$CXX" "$work/trainer.o" "$work/kernels.o" "$work/part.o" -pthread $fmt_link -o "$work/mixed"
   if { "$work/mixed" >"$work/log" 2>&1; } 2>/dev/null; then complain "an engine is made beside a file of -freciprocal-math"; fi

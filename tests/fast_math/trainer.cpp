@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "kernels.hpp"
 
 using Comm = fsdp::local::Communicator<fsdp::host::Device>;

@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-#include "fsdp/comm/mpi.hpp"
+#include "fsdp/mpi.hpp"
 #include "tests/fuzz/draw_scenario.hpp"
 #include "tests/fuzz/rank.hpp"
 #include "tests/support/trial/compare.hpp"

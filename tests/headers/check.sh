@@ -22,8 +22,8 @@ fi
 include=$FSDP_SOURCE/include
 mkdir -p "$work" && work=$(cd "$work" && pwd)
 rm -f "$work"/*.{gch,pch}
-bases=(fsdp/tensor.hpp fsdp/format_body.hpp fsdp/layout.hpp fsdp/host/backoff.hpp fsdp/comm/common/call_note.hpp
-       fsdp/checkpoint/json.hpp)  # those that take longer to compile come later
+bases=(fsdp/tensor.hpp fsdp/detail/base/format.hpp fsdp/layout.hpp fsdp/detail/host/backoff.hpp fsdp/detail/comm/messages.hpp
+       fsdp/json.hpp)  # those that take longer to compile come later
 warnings=(-Wall -Wextra -Wshadow -Wconversion -Wsign-conversion -Werror)
 [[ $kind != nvcc ]] && warnings+=(-Wpedantic)
 mpi=()
@@ -35,22 +35,24 @@ IFS=: read -ra folders <<<"${FSDP_LIBTORCH_INCLUDES:-}"
 for folder in "${folders[@]}"; do torch+=(-isystem "$folder"); done
 
 cuda_include=${FSDP_CUDA_INCLUDE:-/usr/local/cuda/include}
-needs_cuda() { [[ $1 == fsdp/cuda/* && $1 != fsdp/cuda/block.hpp || $1 == fsdp/comm/nccl* ]]; } # tests run block.hpp on the host
-has_cuda() { [[ -e $cuda_include/cuda_runtime_api.h && ($1 != fsdp/comm/nccl* || -e $cuda_include/nccl.h) ]]; }
-needs_mpi() { grep -qE '#include <mpi.h>|#include "fsdp/comm/mpi' "$include/$1"; }
-needs_openssl() { grep -qE '#include (<openssl/|"fsdp/comm/common/(secret|door|bootstrap))' "$include/$1"; }
+is_former() { grep -q '^// A former path of' "$include/$1"; }
+needs_cuda() { [[ $1 == fsdp/detail/cuda/* && $1 != fsdp/detail/cuda/block.hpp || $1 == fsdp/cuda.hpp || $1 == fsdp/detail/nccl/* || $1 == fsdp/nccl.hpp ]]; } # tests run block.hpp on the host
+has_cuda() { [[ -e $cuda_include/cuda_runtime_api.h && ($1 != fsdp/detail/nccl/* && $1 != fsdp/nccl.hpp || -e $cuda_include/nccl.h) ]]; }
+needs_mpi() { grep -qE '#include <mpi.h>|#include "fsdp/detail/mpi/' "$include/$1"; }
+needs_openssl() { grep -qE '#include (<openssl/|"fsdp/(bootstrap|detail/tcp/(environment|join))\.hpp)' "$include/$1"; }
 has_openssl() { "$compiler" -E -x c++ - <<<"#include <openssl/hmac.h>" >/dev/null 2>&1; }
-needs_torch() { [[ $1 == fsdp/libtorch* ]]; }
+needs_torch() { [[ $1 == fsdp/libtorch* || $1 == fsdp/detail/libtorch/* ]]; }
 
 # How this compiler sees a header: `alone`, `together` with others, or (nothing) not at all.
 group() {
   local header=$1
+  if is_former "$header"; then return 0; fi
   case $header in
-    fsdp/libtorch/cuda.hpp) return 0 ;; # it needs torch with CUDA
+    fsdp/libtorch_cuda.hpp) return 0 ;; # it needs torch with CUDA
     fsdp/libtorch.hpp) # with all of its parts; torch's headers take long
       if [[ ${#torch[@]} -gt 0 && $kind == gcc ]]; then echo alone; fi # clang 14 refuses headers of torch 1.13 in C++20
       return 0 ;;
-    fsdp/libtorch/*) return 0 ;;
+    fsdp/detail/libtorch/*) return 0 ;;
   esac
   if needs_cuda "$header" && [[ $kind != nvcc ]]; then
     [[ $way == alone ]] && has_cuda "$header" || return 0
@@ -144,6 +146,20 @@ failed=0
 if ((${#first[@]})); then printf '%s\n' "${first[@]}" | run -n 2 || exit 1; fi
 if ((${#alone[@]})); then printf '%s\n' "${alone[@]}" | run -n 2 || failed=1; fi
 if ((${#together[@]})); then printf '%s\n' - "${together[@]}" | run || failed=1; fi
+# Former paths of headers lead to the present ones, and a warning names these.
+if [[ $kind != nvcc ]]; then
+  former=()
+  for header in "${headers[@]}"; do
+    is_former "$header" || continue
+    present=$(sed -n 's/^#include "\(.*\)"/\1/p' "$header")
+    grep -qF "\"$header is $present now\"" "$header" || { echo "FAILED $header: its warning does not name $present"; failed=1; }
+    needs_cuda "$present" || needs_torch "$present" || needs_mpi "$present" || needs_openssl "$present" || former+=("$header")
+  done
+  printf '#include "%s"\n' "${former[@]}" >"$work/former.cpp"
+  "$compiler" -std=c++20 -I"$include" -idirafter "$FSDP_FMT_INCLUDE" -fsyntax-only "$work/former.cpp" 2>"$work/former.log" &&
+    [[ ${#former[@]} -gt 0 && $(grep -c 'warning: .* now' "$work/former.log") == "${#former[@]}" ]] ||
+    { echo "FAILED former paths of headers"; head -n 20 "$work/former.log"; failed=1; }
+fi
 rm -f "$work"/*.{gch,pch}
 echo "$kind: $(((${#first[@]} + ${#alone[@]}) / 2)) headers alone, ${#together[@]} together"
 exit $failed

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Who may include whom. Neither files nor folders form circles. In the root, a header that reaches no folder is vocabulary,
-# which every folder may use; any other is the face, which none may. The core includes no backend, and the step knows neither
-# a device nor a communicator.
+# Who may include whom. Neither files nor rooms form circles. A room is a folder of detail/, or a header of the root that
+# reaches one: the face. The other headers of the root, and detail/base, are the vocabulary, which every room may use. The
+# core includes no backend, and the step knows neither a device nor a communicator.
 set -euo pipefail
 cd "$FSDP_SOURCE/include/fsdp"
 failed=0
 complain() { echo "$1"; failed=1; }
 
 # file<space>included header, for our own includes
-mapfile -t edges < <(grep -rE '^ *# *include "' --include='*.hpp' . | sed -E 's|^\./([^:]*):.*"([^"]*)".*|\1 \2|')
+mapfile -t edges < <(grep -rE '^ *# *include "' --include='*.hpp' $(grep -rL '^// A former path of' --include='*.hpp' .) | sed -E 's|^\./([^:]*):.*"([^"]*)".*|\1 \2|')
 ((${#edges[@]} > 20)) || complain "the search for includes finds almost nothing"
 declare -A face=()
 changed=1
@@ -19,30 +19,38 @@ while ((changed)); do
     read -r file header <<<"$edge"
     header=${header#fsdp/}
     [[ $file == */* || -n ${face[$file]:-} ]] && continue
-    if [[ $header == */* || -n ${face[$header]:-} ]]; then face[$file]=1 changed=1; fi
+    if [[ $header == detail/* && $header != detail/base/* || -n ${face[$header]:-} ]]; then face[$file]=1 changed=1; fi
   done
 done
+# Each header of the face is a room of its own.
 room() {
-  if [[ $1 == */* ]]; then dirname "$1"; elif [[ -n ${face[$1]:-} ]]; then echo face; else echo vocabulary; fi
+  case $1 in
+    detail/base/*) echo vocabulary ;;
+    detail/*/*) basename "$(dirname "$1")" ;;
+    *) if [[ -n ${face[$1]:-} ]]; then echo "$1"; else echo vocabulary; fi ;;
+  esac
 }
+# Who may include which rooms, besides vocabulary.
+core='engine|kernels|step|trace'
+declare -A may=(
+  [vocabulary]='compiled\.hpp' [kernels]= [host]= [step]= [trace]= [cuda]='kernels' [comm]='kernels|host' [tcp]='comm|host'
+  [local]='comm|kernels|host' [mpi]='comm|kernels|host' [nccl]='cuda\.hpp|bootstrap\.hpp|comm|cuda|host'
+  [engine]='step|kernels|trace' [optim]='engine|kernels|shards\.hpp|gradients\.hpp'
+  [checkpoint]='engine|files\.hpp|json\.hpp|safetensors\.hpp|full_state\.hpp'
+  [libtorch]='optim|engine|step|[a-z_]*\.hpp'
+  [bootstrap.hpp]='tcp|comm|host' [host.hpp]='host|kernels' [cuda.hpp]='cuda' [local.hpp]='local|host|[a-z]*\.hpp' [mpi.hpp]='mpi|comm|[a-z]*\.hpp'
+  [nccl.hpp]='nccl|comm|(bootstrap|cuda)\.hpp' [libtorch.hpp]="libtorch|$core|[a-z_]*\.hpp" [libtorch_cuda.hpp]='libtorch|cuda\.hpp'
+)
 rooms=
 for edge in "${edges[@]}"; do
   read -r file header <<<"$edge"
   [[ -e ../$header ]] || complain "$file includes $header, which does not exist (includes are written \"fsdp/...\")"
   from=$(room "$file") to=$(room "${header#fsdp/}")
-  [[ $from == "$to" ]] || rooms+="$from $to"$'\n'
-  case $from/ in
-    host/ | cuda/) allowed="^(vocabulary|kernels)$" ;;
-    comm/*/) allowed="^(vocabulary|kernels|comm/.*|host|cuda)$" ;;
-    comm/) allowed="^(vocabulary|kernels|comm/.*|host|cuda|compiled)$" ;;
-    compiled/) allowed='.' ;; # it declares instances of everything
-    step/) allowed='^vocabulary$' ;;
-    face/) allowed='^(vocabulary|kernels|step|engine|optim|checkpoint|trace|libtorch)$' ;;
-    libtorch/) allowed='^(vocabulary|kernels|step|engine|optim|checkpoint|trace|cuda)$' ;;
-    *) allowed='^(vocabulary|kernels|step|engine|optim|checkpoint|trace)$' ;;
-  esac
+  [[ $from == "$to" ]] && continue
+  rooms+="$from $to"$'\n'
+  allowed=${may[$from]-"$core|optim|checkpoint|[a-z_]*\.hpp"}
   [[ $from == step && $header == fsdp/concepts.hpp ]] && complain "$file knows devices or communicators: it includes $header"
-  [[ $from == "$to" || $to =~ $allowed ]] || complain "$file ($from) must not include $header ($to)"
+  [[ $to =~ ^(vocabulary|$allowed)$ ]] || complain "$file ($from) must not include $header ($to)"
 done
 # Nor do files.
 tsort <<<"$(printf '%s\n' "${edges[@]}" | sed 's| fsdp/| |')" >/dev/null || complain "some files include each other in a circle (see above)"
@@ -89,10 +97,10 @@ FNR == 1 { end_file(); file = FILENAME; depth = inside = 0; head = "" }
 END { end_file(); if (functions < 1000) print "only " functions " functions are found" }'
 }
 # Four are longer. They may not grow, and leave this list when they are cut.
-known='./checkpoint/snapshots.hpp 108
-./comm/mpi/shared_arena.hpp 73
-./comm/mpi/slices.hpp 61
-./comm/mpi/slices.hpp 103'
+known='./detail/mpi/collectives.hpp 61
+./detail/mpi/collectives.hpp 103
+./detail/mpi/shared_arena.hpp 73
+./snapshots.hpp 108'
 found=$(long_functions)
 [[ $(sed -E 's/:[0-9]+ has ([0-9]+) lines/ \1/' <<<"$found") == "$known" ]] ||
   complain "functions have at most 60 lines, but for a list in layers.sh: $found"
@@ -102,17 +110,17 @@ while read -r file; do
 done < <(find . -name '*.hpp')
 # With the folders above: the core reaches no header of a backend.
 backends='#include <(mpi|nccl|cuda_runtime|cuda_runtime_api)\.h>'
-if grep -rnE "$backends" --include='*.hpp' . | grep -vE '^\./(comm|cuda|host|compiled|libtorch)/'; then complain "only the backends' folders reach MPI, CUDA and NCCL"; fi
-grep -rqE "$backends" --include='*.hpp' comm || complain "the search for backends' headers finds none"
+if grep -rnE "$backends" --include='*.hpp' . | grep -vE '^\./(detail/(local|mpi|nccl|cuda|tcp|host|libtorch)/|(mpi|nccl|cuda|libtorch[a-z_]*)\.hpp)'; then complain "only the backends' folders reach MPI, CUDA and NCCL"; fi
+grep -rqE "$backends" --include='*.hpp' detail/mpi || complain "the search for backends' headers finds none"
 # Torch's headers take 20 seconds to compile.
-if grep -rnE '#include <(torch|ATen|c10)/' --include='*.hpp' . | grep -v '^\./libtorch'; then complain "only fsdp/libtorch.hpp reaches torch"; fi
+if grep -rnE '#include <(torch|ATen|c10)/' --include='*.hpp' . | grep -vE '^\./(detail/)?libtorch'; then complain "only fsdp/libtorch.hpp reaches torch"; fi
 # Flags that a user may allow (FSDP_ALLOW_FAST_MATH) let compilers answer these without looking.
 if grep -rnE 'std::is(finite|nan|inf|normal)\b' --include='*.hpp' .; then complain "use math::is_finite, which looks at bits"; fi
 # Tests drop every barrier that a kernel asks its block for (emulated/sync_sites.cpp); others they could not.
 barriers='__sync(threads|warp)|\bbar(rier)?(\.cta|\.warp)?\.(sync|red|arrive)|cooperative_groups'
 if grep -rnE "$barriers" --include='*.hpp' --include='*.cu' "$FSDP_SOURCE/include" "$FSDP_SOURCE/examples" |
-  grep -v '/include/fsdp/cuda/hardware\.hpp:'; then complain "kernels wait by block.sync and block.sync_warp alone"; fi
-grep -qE "$barriers" cuda/hardware.hpp || complain "the search for barriers finds none"
+  grep -v '/include/fsdp/detail/cuda/hardware\.hpp:'; then complain "kernels wait by block.sync and block.sync_warp alone"; fi
+grep -qE "$barriers" detail/cuda/hardware.hpp || complain "the search for barriers finds none"
 # nlohmann's parser takes a NUL for the end of its input. report/trace_reader.cpp reads a stream, and looks behind the end itself.
 parsers='[Jj]son::parse\('
 if grep -rnE "$parsers" --include='*.hpp' --include='*.cpp' "$FSDP_SOURCE/include" "$FSDP_SOURCE/examples" |

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# comm/nccl.hpp compiles against the declarations of old and new versions of NCCL, without warnings.
+# nccl.hpp compiles against the declarations of old and new versions of NCCL, without warnings.
 # usage: nccl_versions.sh
 # timeout: 3600
 set -euo pipefail
@@ -13,6 +13,6 @@ failed=0
 for version in 21903 22605 22703 22809 23203; do
   "$CXX" -std=c++20 -fsyntax-only -Wall -Wextra -Wshadow -Werror -I "$FSDP_SOURCE/include" -idirafter "$FSDP_FMT_INCLUDE" \
     -isystem "$FSDP_SOURCE/tests/headers/nccl" -isystem "$cuda" -DFSDP_FMT_LIBRARY=1 -DFSDP_TEST_NCCL=$version -x c++ - \
-    <<<'#include "fsdp/comm/nccl.hpp"' || { echo "FAILED against NCCL $version"; failed=1; }
+    <<<'#include "fsdp/nccl.hpp"' || { echo "FAILED against NCCL $version"; failed=1; }
 done
 exit $failed

@@ -20,7 +20,7 @@ done < <(grep -rL '#include "fsdp/' include --include='*.hpp' | grep -v '/versio
 refused() {
   local line=$1 sentence=$2
   shift 2
-  for header in fsdp/fsdp.hpp fsdp/comm/local.hpp fsdp/host/device.hpp; do
+  for header in fsdp/fsdp.hpp fsdp/local.hpp fsdp/host.hpp; do
     printf '%s\n#include "%s"\n' "$line" "$header" > "$work/refused.cpp"
     if "$@" -fsyntax-only -I include -idirafter "$FSDP_FMT_INCLUDE" "$work/refused.cpp" > "$work/log" 2>&1; then
       complain "$header behind '$line' was compiled by $*"
@@ -43,9 +43,9 @@ done
 
 # Two versions, which differ in the number alone.
 cat > "$work/part.cpp" <<'CPP'
-#include "fsdp/comm/local.hpp"
+#include "fsdp/local.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 int PART() {
   int ranks = 0;
   fsdp::local::run(2, fsdp::host::Device{}, [&](auto comm) {

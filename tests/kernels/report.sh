@@ -46,8 +46,8 @@ else
   # The library's own kernels, as an engine and an optimizer use them.
   library=$work/library.cu
   cat >"$library" <<'EOF'
-#include "fsdp/comm/local.hpp"
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/local.hpp"
+#include "fsdp/cuda.hpp"
 #include "layers_cuda.hpp"
 #include "rank.hpp"
 #include "transformer/launch/world.hpp"
@@ -114,7 +114,7 @@ done | c++filt -p | sed -E 's/\bfsdp::v[0-9_]+::/fsdp::/g; s/fsdp::cuda::detail:
 (printf 'sm\tregs\tshared\tstack\tst\tld\tloads\tstores\tkernel\n'; cat "$work/table") |
   awk -F'\t' '{ printf "%-4s%5s%7s%6s%4s%4s  %-14s%-12s%s\n", $1, $2, $3, $4, $5, $6, $7, $8, $9 }' | tee "$work/kernels.txt"
 awk -F'\t' '
-  # Kernels of packs: by a template argument, or those that leave packs to the block (fsdp/cuda/block.hpp).
+  # Kernels of packs: by a template argument, or those that leave packs to the block (fsdp/detail/cuda/block.hpp).
   function has_packs() {
     return $9 ~ /^blocks::(ColumnSums<[248]>|LayerNormRows|DropoutPacks)/ ||
            $9 ~ /^(Gelu|GeluBackward|Add|BiasAdd|BiasGelu|BiasResidual|CrossEntropyRows|CausalSoftmax|LayerNormForward|EmbeddingForward|Accumulate|Cast|AdamW|Scale|NormPartials|SumFew)[<,]/

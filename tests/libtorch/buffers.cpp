@@ -10,10 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/load.hpp"
-#include "fsdp/checkpoint/save.hpp"
-#include "fsdp/comm/local.hpp"
-#include "fsdp/libtorch/buffers.hpp"
+#include "fsdp/checkpoint.hpp"
+#include "fsdp/libtorch.hpp"
+#include "fsdp/local.hpp"
 #include "tests/libtorch/catch.hpp"
 #include "tests/libtorch/training.hpp"
 #include "tests/support/messages.hpp"

@@ -16,10 +16,10 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "fsdp/libtorch.hpp"
+#include "fsdp/local.hpp"
 #include "tests/libtorch/catch.hpp"
 #include "tests/support/allocations.hpp"
 #include "tests/support/messages.hpp"

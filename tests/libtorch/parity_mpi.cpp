@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/mpi.hpp"
+#include "fsdp/mpi.hpp"
 #include "tests/libtorch/catch.hpp"
 #include "tests/libtorch/training.hpp"
 #include "tests/libtorch/watched.hpp"

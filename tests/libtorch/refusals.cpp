@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
+#include "fsdp/local.hpp"
 #include "tests/libtorch/catch.hpp"
 #include "tests/libtorch/training.hpp"
 

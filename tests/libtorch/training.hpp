@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "fsdp/libtorch.hpp"
 #include "fsdp/paths.hpp"
 #include "tests/libtorch/networks.hpp"

@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "llama/layers_host.hpp"
 #include "llama/llama.hpp"
 #include "llama/llama_config.hpp"

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "fsdp/layout.hpp"
 #include "tests/catch.hpp"
 #include "transformer/layers/joined_linear.hpp"

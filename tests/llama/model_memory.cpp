@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fsdp/step/check_program.hpp"
+#include "fsdp/detail/step/check_program.hpp"
 #include "tests/catch.hpp"
 #include "tests/llama/golden_run.hpp"
 #include "tests/nanogpt/model_support.hpp"

@@ -15,10 +15,10 @@
 #include <string_view>
 #include <vector>
 
-#include "fsdp/checkpoint/full_state.hpp"
-#include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/full_state.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "llama/config_json.hpp"
 #include "llama/layers_host.hpp"
 #include "llama/llama.hpp"

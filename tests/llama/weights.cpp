@@ -18,8 +18,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fsdp/checkpoint/safetensors.hpp"
-#include "fsdp/checkpoint/safetensors_file.hpp"
+#include "fsdp/safetensors.hpp"
 #include "fsdp/tensor.hpp"
 #include "llama/config_json.hpp"
 #include "llama/weights.hpp"

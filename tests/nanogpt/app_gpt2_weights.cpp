@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/safetensors.hpp"
+#include "fsdp/safetensors.hpp"
 #include "fsdp/tensor.hpp"
 #include "gpt2/config_json.hpp"
 #include "gpt2/llm_c.hpp"
@@ -392,17 +392,27 @@ TEST_CASE("config.json says what model it is, and what nanogpt does not compute 
                                      "vocab_size": 10})",
                                  "it")
             .activation == Activation::gelu_new);
-  for (auto const& [field, text] :
-       {std::pair("model_type", "\"llama\""), std::pair("layer_norm_epsilon", "1e-6"),
-        std::pair("activation_function", "\"relu\""), std::pair("activation_function", "7"),
-        std::pair("scale_attn_weights", "false"), std::pair("scale_attn_by_inverse_layer_idx", "true"),
-        std::pair("add_cross_attention", "true"), std::pair("tie_word_embeddings", "false"),
-        std::pair("tie_word_embeddings", "1"), std::pair("n_inner", "17"), std::pair("n_ctx", "5"),
-        std::pair("pruned_heads", "{\"0\": [1]}"), std::pair("quantization_config", "{\"bits\": 4}"),
-        std::pair("eos_token_id", "10"), std::pair("bos_token_id", "[9, 10]"),
-        std::pair("auto_map", "{\"AutoModel\": \"m.M\"}"), std::pair("is_encoder_decoder", "true"),
-        std::pair("alibi", "true"), std::pair("n_layer", "-1"), std::pair("n_layer", "2.5"),
-        std::pair("vocab_size", "18446744073709551615")}) {
+  for (auto const& [field, text] : {std::pair("model_type", "\"llama\""),
+                                    std::pair("layer_norm_epsilon", "1e-6"),
+                                    std::pair("activation_function", "\"relu\""),
+                                    std::pair("activation_function", "7"),
+                                    std::pair("scale_attn_weights", "false"),
+                                    std::pair("scale_attn_by_inverse_layer_idx", "true"),
+                                    std::pair("add_cross_attention", "true"),
+                                    std::pair("tie_word_embeddings", "false"),
+                                    std::pair("tie_word_embeddings", "1"),
+                                    std::pair("n_inner", "17"),
+                                    std::pair("n_ctx", "5"),
+                                    std::pair("pruned_heads", "{\"0\": [1]}"),
+                                    std::pair("quantization_config", "{\"bits\": 4}"),
+                                    std::pair("eos_token_id", "10"),
+                                    std::pair("bos_token_id", "[9, 10]"),
+                                    std::pair("auto_map", "{\"AutoModel\": \"m.M\"}"),
+                                    std::pair("is_encoder_decoder", "true"),
+                                    std::pair("alibi", "true"),
+                                    std::pair("n_layer", "-1"),
+                                    std::pair("n_layer", "2.5"),
+                                    std::pair("vocab_size", "18446744073709551615")}) {
     auto const message = what([&, f = field, t = text] { parse_huggingface_config(with(f, t), "it"); });
     INFO(field << " " << text << ": " << message);
     CHECK(has(message, "it: '" + std::string(field) + "': expected"));

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "tests/catch.hpp"
 #include "transformer/math/gemm_host.hpp"
 #include "transformer/math/peak.hpp"

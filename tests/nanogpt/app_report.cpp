@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/trace/trace_file.hpp"
+#include "fsdp/trace.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/well_formed.hpp"
 #include "tests/support/messages.hpp"

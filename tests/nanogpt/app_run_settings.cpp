@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/manifest.hpp"
+#include "fsdp/detail/checkpoint/manifest.hpp"
 #include "start.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/checkpoint/safetensors.hpp"
+#include "fsdp/safetensors.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/temporary_folder.hpp"

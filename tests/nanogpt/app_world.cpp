@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/engine/gradient_sums.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/detail/engine/executor.hpp"
+#include "fsdp/host.hpp"
 #include "fsdp/tensor.hpp"
 #include "tests/catch.hpp"
 

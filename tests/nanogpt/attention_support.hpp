@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "fsdp/memory.hpp"
 #include "tests/unit/kernels_support.hpp"
 #include "transformer/attention/causal_attention.hpp"

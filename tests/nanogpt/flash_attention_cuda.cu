@@ -2,7 +2,7 @@
 // Flash attention on a GPU against attention by panels in double precision on the host.
 // timeout: 470
 // links: nanogpt_layers_cuda
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
 #include "layers_cuda.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/gpu.hpp"

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <cstddef>
 
-#include "fsdp/cuda/device.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/cuda.hpp"
+#include "fsdp/host.hpp"
 #include "layers_cuda.hpp"
 #include "layers_host.hpp"
 #include "tests/catch.hpp"

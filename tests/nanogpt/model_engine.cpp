@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/training.hpp"
 #include "tests/support/sanitized.hpp"

@@ -18,10 +18,10 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/save.hpp"
-#include "fsdp/comm/local.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "gpt.hpp"
 #include "tests/catch.hpp"
 #include "tests/golden/formulas.hpp"

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/training.hpp"
 #include "transformer/math/gemm_host.hpp"

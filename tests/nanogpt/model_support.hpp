@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "fsdp/concepts.hpp"
-#include "fsdp/engine_options.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/memory.hpp"
+#include "fsdp/options.hpp"
 
 namespace model_test {
 

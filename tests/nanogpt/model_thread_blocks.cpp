@@ -13,7 +13,7 @@
 #include <string_view>
 
 #include "benchmarks/step/classes.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/training.hpp"
 #include "tests/support/emulated_device.hpp"

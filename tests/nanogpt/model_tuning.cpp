@@ -15,10 +15,10 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/full_state.hpp"
-#include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/full_state.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "gpt.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/tunings.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The trainer's row kernels on a GPU against the same in double precision on the host.
 // timeout: 470
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/gpu.hpp"
 #include "tests/nanogpt/row_kernels_cases.hpp"

@@ -3,7 +3,7 @@
 // timeout: 470
 // nvcc-full
 // links: nanogpt_layers_cuda
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
 #include "layers_cuda.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/gpu.hpp"

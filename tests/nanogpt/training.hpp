@@ -9,8 +9,8 @@
 #include <span>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
+#include "fsdp/local.hpp"
 #include "gpt.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/shard_group.hpp"

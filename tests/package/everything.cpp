@@ -5,14 +5,13 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/safetensors.hpp"
-#include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
-#include "fsdp/trace/trace_file.hpp"
-#include "fsdp/trace/trace_report.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
+#include "fsdp/safetensors.hpp"
+#include "fsdp/trace.hpp"
 #ifdef WITH_MPI
-#include "fsdp/comm/mpi.hpp"
+#include "fsdp/mpi.hpp"
 #endif
 
 namespace {

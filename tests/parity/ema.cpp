@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/optim/ema.hpp"
+#include "fsdp/ema.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/gradient_units.hpp"
 #include "tests/support/messages.hpp"

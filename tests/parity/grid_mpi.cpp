@@ -4,7 +4,7 @@
 // skip-sanitizers
 #include "tests/parity/grid.hpp"
 
-#include "fsdp/comm/mpi.hpp"
+#include "fsdp/mpi.hpp"
 #include "tests/mpi_main.hpp"
 
 namespace {

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/optim/optimizers.hpp"
+#include "fsdp/optimizers.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/gradient_units.hpp"
 #include "tests/support/messages.hpp"

@@ -13,12 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/load.hpp"
-#include "fsdp/checkpoint/module_buffers.hpp"
-#include "fsdp/checkpoint/save.hpp"
-#include "fsdp/comm/local.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/delayed.hpp"
 #include "tests/support/messages.hpp"

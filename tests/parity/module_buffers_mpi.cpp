@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/mpi.hpp"
 #include "fsdp/fsdp.hpp"
+#include "fsdp/mpi.hpp"
 #include "tests/catch.hpp"
 #include "tests/mpi_main.hpp"
 #include "tests/support/messages.hpp"

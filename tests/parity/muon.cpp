@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/optim/muon.hpp"
+#include "fsdp/muon.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/gradient_units.hpp"
 #include "tests/support/messages.hpp"

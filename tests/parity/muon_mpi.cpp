@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/mpi.hpp"
-#include "fsdp/optim/ema.hpp"
-#include "fsdp/optim/muon.hpp"
+#include "fsdp/ema.hpp"
+#include "fsdp/mpi.hpp"
+#include "fsdp/muon.hpp"
 #include "tests/catch.hpp"
 #include "tests/mpi_main.hpp"
 #include "tests/support/gradient_units.hpp"

@@ -13,13 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/background_saver.hpp"
-#include "fsdp/checkpoint/load.hpp"
-#include "fsdp/checkpoint/save.hpp"
-#include "fsdp/kernels/elementwise.hpp"
+#include "fsdp/checkpoint.hpp"
+#include "fsdp/detail/kernels/elementwise.hpp"
+#include "fsdp/ema.hpp"
+#include "fsdp/muon.hpp"
 #include "fsdp/offload.hpp"
-#include "fsdp/optim/ema.hpp"
-#include "fsdp/optim/muon.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/gradient_units.hpp"
 #include "tests/support/messages.hpp"

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/gpu.hpp"
 #include "tests/support/local_run.hpp"

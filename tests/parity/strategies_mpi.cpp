@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "fsdp/comm/mpi.hpp"
+#include "fsdp/mpi.hpp"
 #include "tests/catch.hpp"
 #include "tests/mpi_main.hpp"
 #include "tests/support/local_run.hpp"

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <vector>
 
-#include "fsdp/comm/nccl.hpp"
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
+#include "fsdp/nccl.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/gpu.hpp"
 #include "tests/support/local_run.hpp"

@@ -10,8 +10,8 @@
 #include <thread>
 #include <utility>
 
-#include "fsdp/comm/local.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 
 namespace allocations {
 namespace {

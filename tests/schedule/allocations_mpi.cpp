@@ -3,7 +3,7 @@
 // full-ranks: 1 2
 // skip-sanitizers
 // The same over processes of a node.
-#include "fsdp/comm/mpi.hpp"
+#include "fsdp/mpi.hpp"
 #include "tests/mpi_main.hpp"
 #include "tests/schedule/allocations.hpp"
 

@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/step/compile_program.hpp"
-#include "fsdp/step/hazards.hpp"
-#include "fsdp/step/simulate.hpp"
-#include "fsdp/step/step_input.hpp"
+#include "fsdp/detail/step/compile_program.hpp"
+#include "fsdp/detail/step/hazards.hpp"
+#include "fsdp/detail/step/input.hpp"
+#include "fsdp/simulate.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/step_inputs.hpp"
 

@@ -20,7 +20,7 @@
 #include <variant>
 #include <vector>
 
-#include "fsdp/checkpoint/full_state.hpp"
+#include "fsdp/full_state.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/backward_flags.hpp"
 #include "tests/support/ramp.hpp"

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/held_use.hpp"
+#include "fsdp/scopes.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/ramp.hpp"
 

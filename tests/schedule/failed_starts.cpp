@@ -16,15 +16,15 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
+#include "fsdp/ema.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/held_use.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/gradients.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "fsdp/offload.hpp"
-#include "fsdp/optim/ema.hpp"
-#include "fsdp/optim/grad_scaler.hpp"
 #include "fsdp/paths.hpp"
-#include "fsdp/plan/declaration.hpp"
+#include "fsdp/plan.hpp"
+#include "fsdp/scopes.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/allocations.hpp"
 #include "tests/support/messages.hpp"

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
-#include "fsdp/host/backoff.hpp"
+#include "fsdp/detail/host/backoff.hpp"
+#include "fsdp/local.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/all_pairs.hpp"
 #include "tests/support/failing_cases.hpp"

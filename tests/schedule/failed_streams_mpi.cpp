@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/comm/mpi.hpp"
+#include "fsdp/mpi.hpp"
 #include "tests/catch.hpp"
 #include "tests/mpi_main.hpp"
 #include "tests/support/failing_cases.hpp"

@@ -16,9 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/load.hpp"
-#include "fsdp/checkpoint/save.hpp"
-#include "fsdp/step/check_program.hpp"
+#include "fsdp/checkpoint.hpp"
+#include "fsdp/detail/step/check_program.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/counting.hpp"
 #include "tests/support/descend.hpp"

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/checkpoint/full_state.hpp"
-#include "fsdp/step/check_program.hpp"
+#include "fsdp/detail/step/check_program.hpp"
+#include "fsdp/full_state.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/counting.hpp"
 #include "tests/support/local_run.hpp"

@@ -6,8 +6,8 @@
 #include <string>
 #include <thread>
 
-#include "fsdp/comm/local.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "tests/catch.hpp"
 #include "tests/schedule/one_order.hpp"
 

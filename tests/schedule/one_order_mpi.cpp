@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-#include "fsdp/comm/mpi.hpp"
+#include "fsdp/mpi.hpp"
 #include "tests/catch.hpp"
 #include "tests/mpi_main.hpp"
 #include "tests/schedule/one_order.hpp"

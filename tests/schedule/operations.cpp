@@ -22,12 +22,12 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
+#include "fsdp/detail/step/check_program.hpp"
+#include "fsdp/detail/step/passes.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
-#include "fsdp/step/run.hpp"
-#include "fsdp/step/simulate.hpp"
-#include "fsdp/step/symbols.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
+#include "fsdp/simulate.hpp"
 #include "tests/catch.hpp"
 #include "tests/schedule/table_row.hpp"
 #include "tests/support/recording.hpp"

@@ -22,14 +22,14 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
+#include "fsdp/detail/step/check_program.hpp"
+#include "fsdp/ema.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
+#include "fsdp/muon.hpp"
 #include "fsdp/offload.hpp"
-#include "fsdp/optim/ema.hpp"
-#include "fsdp/optim/muon.hpp"
-#include "fsdp/optim/optimizers.hpp"
-#include "fsdp/step/check_program.hpp"
+#include "fsdp/optimizers.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/counting.hpp"
 #include "tests/support/messages.hpp"

@@ -7,8 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "fsdp/plan/declaration.hpp"
-#include "fsdp/plan/forecast.hpp"
+#include "fsdp/plan.hpp"
 #include "tests/catch.hpp"
 
 namespace plan_allocations {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/plan/declaration.hpp"
+#include "fsdp/plan.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/local_run.hpp"
 #include "tests/support/strategies.hpp"

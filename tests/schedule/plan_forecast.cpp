@@ -9,8 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/plan/forecast.hpp"
-#include "fsdp/plan/hardware_file.hpp"
+#include "fsdp/plan.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/step_inputs.hpp"

@@ -9,9 +9,9 @@
 #include <random>
 #include <string>
 
-#include "fsdp/init.hpp"
-#include "fsdp/step/compile_program.hpp"
-#include "fsdp/step/memory_plan.hpp"
+#include "fsdp/detail/step/compile_program.hpp"
+#include "fsdp/detail/step/memory_plan.hpp"
+#include "fsdp/tensor.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/program_dump.hpp"
 #include "tests/support/random_inputs.hpp"

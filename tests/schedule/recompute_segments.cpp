@@ -16,11 +16,11 @@
 #include <vector>
 
 #include "fsdp/adopted_unit.hpp"
-#include "fsdp/comm/local.hpp"
+#include "fsdp/detail/step/check_program.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "fsdp/recompute.hpp"
-#include "fsdp/step/check_program.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/counting.hpp"
 #include "tests/support/messages.hpp"

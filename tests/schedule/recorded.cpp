@@ -18,9 +18,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "tests/catch.hpp"
 #include "tests/schedule/table_row.hpp"
 #include "tests/support/hazards.hpp"

@@ -21,11 +21,11 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/full_state.hpp"
-#include "fsdp/comm/local.hpp"
+#include "fsdp/detail/step/check_program.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
-#include "fsdp/step/check_program.hpp"
+#include "fsdp/full_state.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/ramp.hpp"

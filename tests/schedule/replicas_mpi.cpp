@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "fsdp/comm/mpi.hpp"
+#include "fsdp/mpi.hpp"
 #include "tests/catch.hpp"
 #include "tests/mpi_main.hpp"
 

@@ -12,13 +12,13 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
+#include "fsdp/ema.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/held_use.hpp"
-#include "fsdp/host/device.hpp"
-#include "fsdp/optim/ema.hpp"
-#include "fsdp/optim/grad_scaler.hpp"
+#include "fsdp/gradients.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "fsdp/paths.hpp"
+#include "fsdp/scopes.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/ramp.hpp"
 #include "tests/support/rank_checks.hpp"

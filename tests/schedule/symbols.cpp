@@ -14,11 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/step/check_program.hpp"
-#include "fsdp/step/compile_program.hpp"
-#include "fsdp/step/use_order.hpp"
-#include "fsdp/step/step_input.hpp"
-#include "fsdp/step/symbols.hpp"
+#include "fsdp/detail/step/check_program.hpp"
+#include "fsdp/detail/step/compile_program.hpp"
+#include "fsdp/detail/step/input.hpp"
+#include "fsdp/detail/step/uses.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/random_inputs.hpp"
 #include "tests/support/step_inputs.hpp"

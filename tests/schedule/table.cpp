@@ -13,9 +13,9 @@
 #include <string>
 #include <utility>
 
-#include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "tests/catch.hpp"
 #include "tests/schedule/table_row.hpp"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "fsdp/fsdp.hpp"
-#include "fsdp/trace/trace_file.hpp"
+#include "fsdp/trace.hpp"
 #include "tests/support/toy_model.hpp"
 
 namespace toy {

@@ -3,7 +3,7 @@
 // needs: nlohmann_json
 // The trace file of processes is that of threads.
 // skip-sanitizers
-#include "fsdp/comm/mpi.hpp"
+#include "fsdp/mpi.hpp"
 #include "tests/catch.hpp"
 #include "tests/mpi_main.hpp"
 #include "tests/schedule/trace_file.hpp"

@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/detail/base/streams.hpp"
+#include "fsdp/ema.hpp"
+#include "fsdp/muon.hpp"
 #include "fsdp/offload.hpp"
-#include "fsdp/optim/ema.hpp"
-#include "fsdp/optim/muon.hpp"
-#include "fsdp/wait_site.hpp"
 #include "tests/support/gradient_units.hpp"
 #include "tests/support/in_child.hpp"
 #include "tests/support/local_run.hpp"

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/full_state.hpp"
+#include "fsdp/full_state.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/ramp.hpp"
 

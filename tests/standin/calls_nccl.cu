@@ -13,11 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
-#include "fsdp/comm/nccl.hpp"
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
+#include "fsdp/nccl.hpp"
 #include "tests/catch.hpp"
 #include "tests/standin/made_calls.hpp"
 #include "tests/support/shard_group.hpp"

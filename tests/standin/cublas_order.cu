@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <utility>
 
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
 #include "tests/catch.hpp"
 #include "tests/standin/races.hpp"
 #include "tests/standin/runtime/runtime.hpp"

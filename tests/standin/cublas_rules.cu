@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
 #include "tests/catch.hpp"
 #include "tests/standin/cublas/cublas.hpp"
 #include "tests/standin/cublas/rules.hpp"

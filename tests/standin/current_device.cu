@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
+#include "fsdp/local.hpp"
 #include "fsdp/memory.hpp"
 #include "tests/catch.hpp"
 #include "tests/standin/runtime/runtime.hpp"

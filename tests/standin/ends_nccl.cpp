@@ -13,12 +13,12 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/common/bootstrap.hpp"
-#include "fsdp/comm/local.hpp"
-#include "fsdp/comm/nccl.hpp"
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/bootstrap.hpp"
+#include "fsdp/cuda.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
+#include "fsdp/nccl.hpp"
 #include "tests/catch.hpp"
 #include "tests/standin/nccl/handles.hpp"
 #include "tests/standin/nccl/ranks.hpp"

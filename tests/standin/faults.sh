@@ -31,8 +31,8 @@ PLACE = re.compile(r"\b(?:(?P<cuda>cuda(?:SetDevice|StreamWaitEvent|EventRecord|
                    r"(?P<other>make_current|synchronize|synchronize_all|record|wait_for_peers|await|await_pending|"
                    r"signal|drain|attach|end_window|deallocate|deallocate_pinned)|(?P<wait>wait))\(")
 FOLDERS = ["include/fsdp/*.hpp"] + ["include/fsdp/" + p for p in
-           ("cuda/*.hpp", "comm/local*", "comm/local/*.hpp", "comm/nccl*", "comm/nccl/*.hpp", "engine/*.hpp", "optim/*.hpp",
-            "checkpoint/*.hpp", "trace/*.hpp")]
+           ("detail/cuda/*.hpp", "detail/local/*.hpp", "detail/nccl/*.hpp", "detail/engine/*.hpp", "detail/optim/*.hpp",
+            "detail/checkpoint/*.hpp", "detail/trace/*.hpp")]
 
 def without_comments(text):
     return re.sub(r"//[^\n]*", lambda m: " " * len(m.group()), text)

@@ -12,12 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/background_saver.hpp"
-#include "fsdp/checkpoint/load.hpp"
-#include "fsdp/checkpoint/save.hpp"
-#include "fsdp/comm/local.hpp"
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/checkpoint.hpp"
+#include "fsdp/cuda.hpp"
 #include "fsdp/fsdp.hpp"
+#include "fsdp/local.hpp"
 #include "tests/catch.hpp"
 #include "tests/standin/runtime/runtime.hpp"
 #include "tests/support/temporary_folder.hpp"

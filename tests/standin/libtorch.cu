@@ -9,8 +9,8 @@
 #include <string_view>
 #include <utility>
 
-#include "fsdp/comm/local.hpp"
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
+#include "fsdp/local.hpp"
 #include "tests/libtorch/catch.hpp"
 #include "tests/libtorch/training.hpp"
 #include "tests/standin/runtime/state.hpp"

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
 #include "tests/catch.hpp"
 #include "tests/standin/races.hpp"
 #include "tests/standin/runtime/runtime.hpp"

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/nccl.hpp"
+#include "fsdp/nccl.hpp"
 #include "tests/catch.hpp"
 #include "tests/standin/nccl/occupancy.hpp"
 #include "tests/standin/nccl/ranks.hpp"

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
 #include "tests/catch.hpp"
 #include "tests/standin/runtime/rules.hpp"
 #include "tests/standin/runtime/runtime.hpp"
@@ -524,7 +524,8 @@ TEST_CASE("an access outside of all allocations ends the process with its kernel
   });
   CHECK(ending.code == -1);
   // A source that is merged with others is in a namespace of its own.
-  CHECK(std::regex_search(ending.text, std::regex(R"(standin: bad_access: (\w+::)?\(anonymous namespace\)::Fill touched)")));
+  CHECK(std::regex_search(ending.text,
+                          std::regex(R"(standin: bad_access: (\w+::)?\(anonymous namespace\)::Fill touched)")));
   CHECK(ending.text.find("behind 64 bytes of device 0") != std::string::npos);
   seen.insert("bad_access");
 }

@@ -18,7 +18,7 @@
 #include <tuple>
 #include <vector>
 
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
 #include "tests/catch.hpp"
 #include "tests/schedule/wait_cases.hpp"
 #include "tests/support/devices.hpp"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "fsdp/concepts.hpp"
-#include "fsdp/step/program.hpp"
+#include "fsdp/detail/step/program.hpp"
 
 namespace toy {
 

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/cuda/block.hpp"
+#include "fsdp/detail/cuda/block.hpp"
 #include "tests/support/emulated_options.hpp"
 #include "tests/support/fiber.hpp"
 

@@ -11,8 +11,8 @@
 #include <string>
 #include <string_view>
 
+#include "fsdp/detail/kernels/block.hpp"
 #include "fsdp/error.hpp"
-#include "fsdp/kernels/block.hpp"
 #include "tests/support/fiber.hpp"
 
 namespace emulated {

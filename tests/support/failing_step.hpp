@@ -17,10 +17,10 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/full_state.hpp"
-#include "fsdp/checkpoint/save.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/full_state.hpp"
+#include "fsdp/host.hpp"
 #include "tests/support/devices.hpp"
 
 namespace failing {

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "tests/support/sanitized.hpp"
 #include "tests/support/shard_group.hpp"
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/format.hpp"
+#include "fsdp/detail/base/format.hpp"
 #include "tests/support/recording.hpp"
 
 namespace fsdp::testing {

@@ -5,8 +5,8 @@
 #include <mutex>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "tests/support/training.hpp"
 
 namespace toy {

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/step/memory_plan.hpp"
-#include "fsdp/step/program.hpp"
+#include "fsdp/detail/step/memory_plan.hpp"
+#include "fsdp/detail/step/program.hpp"
 
 namespace fsdp::testing {
 

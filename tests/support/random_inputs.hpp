@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/step/step_input.hpp"
-#include "fsdp/step/use_order.hpp"
+#include "fsdp/detail/step/input.hpp"
+#include "fsdp/detail/step/uses.hpp"
 #include "tests/support/step_inputs.hpp"
 
 namespace fsdp::testing {

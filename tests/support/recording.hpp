@@ -13,13 +13,13 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/common/pairwise.hpp"
 #include "fsdp/concepts.hpp"
+#include "fsdp/detail/comm/pairwise.hpp"
+#include "fsdp/detail/kernels/elementwise.hpp"
+#include "fsdp/detail/kernels/norms.hpp"
+#include "fsdp/detail/kernels/optimizers.hpp"
+#include "fsdp/detail/trace/trace.hpp"
 #include "fsdp/error.hpp"
-#include "fsdp/kernels/elementwise.hpp"
-#include "fsdp/kernels/norms.hpp"
-#include "fsdp/kernels/optimizers.hpp"
-#include "fsdp/trace/trace.hpp"
 #include "tests/support/devices.hpp"
 
 namespace fsdp::testing {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "tests/support/toy_model.hpp"
 
 namespace toy {

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/step/compile_program.hpp"
-#include "fsdp/step/run.hpp"
-#include "fsdp/step/use_order.hpp"
+#include "fsdp/detail/step/compile_program.hpp"
+#include "fsdp/detail/step/passes.hpp"
+#include "fsdp/detail/step/uses.hpp"
 
 namespace fsdp::testing {
 

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/detail/step/buffers.hpp"
+#include "fsdp/detail/step/operation.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/step/buffers.hpp"
-#include "fsdp/step/operation.hpp"
 #include "tests/support/recording.hpp"
 
 namespace fsdp::testing {

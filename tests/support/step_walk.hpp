@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/step/memory_plan.hpp"
-#include "fsdp/step/use_order.hpp"
+#include "fsdp/detail/step/memory_plan.hpp"
+#include "fsdp/detail/step/uses.hpp"
 
 namespace fsdp::testing {
 

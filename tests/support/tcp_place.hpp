@@ -2,8 +2,8 @@
 // Ranks of a group over TCP on the loopback.
 #pragma once
 
-#include "fsdp/comm/common/environment.hpp"
-#include "fsdp/comm/common/tcp_socket.hpp"
+#include "fsdp/detail/tcp/environment.hpp"
+#include "fsdp/detail/tcp/socket.hpp"
 
 namespace fsdp::testing {
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fsdp/checkpoint/json.hpp"
+#include "fsdp/json.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/byte_pair_files.hpp"
 #include "tests/support/messages.hpp"

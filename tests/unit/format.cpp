@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // skip-tsan
 // Texts of messages: what fmt would say, cut to the room that there is.
-#include "fsdp/format.hpp"
+#include "fsdp/detail/base/format.hpp"
 
 #include <fmt/format.h>
 

@@ -10,12 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/cuda/device.hpp"
-#include "fsdp/kernels/elementwise.hpp"
-#include "fsdp/kernels/ema.hpp"
-#include "fsdp/kernels/muon.hpp"
-#include "fsdp/kernels/norms.hpp"
-#include "fsdp/kernels/optimizers.hpp"
+#include "fsdp/cuda.hpp"
+#include "fsdp/detail/kernels/elementwise.hpp"
+#include "fsdp/detail/kernels/muon.hpp"
+#include "fsdp/detail/kernels/norms.hpp"
+#include "fsdp/detail/kernels/optimizers.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/gpu.hpp"
 #include "tests/conformance/values.hpp"

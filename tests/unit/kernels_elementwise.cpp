@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "fsdp/kernels/elementwise.hpp"
+#include "fsdp/detail/kernels/elementwise.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/kernels_support.hpp"
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/init.hpp"
-#include "fsdp/kernels/elementwise.hpp"
+#include "fsdp/detail/kernels/elementwise.hpp"
+#include "fsdp/tensor.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/kernels_support.hpp"
 

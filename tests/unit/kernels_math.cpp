@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "fsdp/kernels/math.hpp"
+#include "fsdp/detail/kernels/math.hpp"
 #include "tests/catch.hpp"
 #include "transformer/kernels/gelu.hpp"
 

@@ -9,8 +9,8 @@
 #include <random>
 #include <vector>
 
-#include "fsdp/kernels/norms.hpp"
-#include "fsdp/kernels/optimizers.hpp"
+#include "fsdp/detail/kernels/norms.hpp"
+#include "fsdp/detail/kernels/optimizers.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/kernels_support.hpp"
 

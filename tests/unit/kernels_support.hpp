@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "fsdp/concepts.hpp"
-#include "fsdp/kernels/block.hpp"
+#include "fsdp/detail/kernels/block.hpp"
 
 namespace kernel_test {
 

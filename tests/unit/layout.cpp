@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/detail/step/memory_plan.hpp"
+#include "fsdp/detail/step/place_buffers.hpp"
 #include "fsdp/layout.hpp"
-#include "fsdp/step/place_buffers.hpp"
-#include "fsdp/step/memory_plan.hpp"
 #include "tests/catch.hpp"
 
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // skip-tsan
 // Between nodes each slice and each partial sum crosses once a node, and sums keep the tree of all ranks.
-#include "fsdp/comm/mpi/placement.hpp"
+#include "fsdp/detail/mpi/placement.hpp"
 
 #include <map>
 #include <random>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // skip-tsan
 // The program of a step: its memory against a walk that knows no programs, and that its slots are never in two hands.
-#include "fsdp/step/program.hpp"
+#include "fsdp/detail/step/program.hpp"
 
 #include <cstdint>
 #include <map>
@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/step/memory_plan.hpp"
-#include "fsdp/step/program_text.hpp"
+#include "fsdp/detail/step/memory_plan.hpp"
+#include "fsdp/detail/step/program_text.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/sanitized.hpp"
 #include "tests/support/step_inputs.hpp"

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <string>
 
-#include "fsdp/step/memory_plan.hpp"
-#include "fsdp/step/program_text.hpp"
+#include "fsdp/detail/step/memory_plan.hpp"
+#include "fsdp/detail/step/program_text.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/step_inputs.hpp"
 #include "tests/support/step_walk.hpp"

@@ -8,7 +8,7 @@
 #include <set>
 #include <vector>
 
-#include "fsdp/kernels/optimizers.hpp"
+#include "fsdp/detail/kernels/optimizers.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/kernels_support.hpp"
 
@@ -125,8 +125,10 @@ TEST_CASE("updates below half a unit in the last place add up on average, and va
   int const steps = 1000;
   for (int step = 1; step <= steps; ++step) {
     fsdp::OptimizerStep const now{.taken = step, .factor = 1.0f, .learning_rate = 1e-4f};
-    fsdp::kernels::sgd(device, stream, chunks.data(), 1, &now, fsdp::SgdScalars{0.0f}, nearest.data(), g.data(), nullptr);
-    fsdp::kernels::sgd<true>(device, stream, chunks.data(), 1, &now, fsdp::SgdScalars{0.0f}, random.data(), g.data(), nullptr, 3);
+    fsdp::kernels::sgd(device, stream, chunks.data(), 1, &now, fsdp::SgdScalars{0.0f}, nearest.data(), g.data(),
+                       nullptr);
+    fsdp::kernels::sgd<true>(device, stream, chunks.data(), 1, &now, fsdp::SgdScalars{0.0f}, random.data(), g.data(),
+                             nullptr, 3);
   }
   double mean = 0.0;
   for (std::size_t i = 0; i < n; ++i) {

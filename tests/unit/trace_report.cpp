@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/trace/trace_report.hpp"
+#include "fsdp/trace.hpp"
 #include "tests/catch.hpp"
 
 namespace {

@@ -5,9 +5,9 @@
 #include <string>
 #include <utility>
 
-#include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
+#include "fsdp/json.hpp"
 #include "gpt2/tensor_names.hpp"
 #include "model_json.hpp"
 #include "transformer/data/dataset.hpp"

@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "fsdp/checkpoint/files.hpp"
+#include "fsdp/files.hpp"
 #include "gpt_config.hpp"
 #include "transformer/weights/weights_source.hpp"
 

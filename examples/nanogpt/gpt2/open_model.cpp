@@ -9,10 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/checkpoint_folder.hpp"
-#include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/manifest.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
 #include "gpt2/config_json.hpp"
 #include "gpt2/llm_c.hpp"
 #include "gpt2/tensor_names.hpp"

@@ -4,8 +4,7 @@
 
 #include <cstdint>
 
-#include "fsdp/kernels/math.hpp"
-#include "fsdp/kernels/random.hpp"
+#include "fsdp/kernels.hpp"
 #include "transformer/kernels/dropout.hpp"
 #include "transformer/kernels/tile.hpp"
 

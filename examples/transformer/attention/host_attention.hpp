@@ -8,8 +8,8 @@
 
 #include <type_traits>
 
-#include "fsdp/host/device.hpp"
-#include "fsdp/kernels/block.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/kernels.hpp"
 #include "fsdp/tensor.hpp"
 
 namespace transformer {

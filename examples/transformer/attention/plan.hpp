@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "transformer/attention/flash_attention.hpp"
 #include "transformer/attention/host_attention.hpp"
 #include "transformer/attention/shape.hpp"

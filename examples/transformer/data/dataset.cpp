@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
-#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/json.hpp"
 #include "transformer/data/excerpt.hpp"
 #include "transformer/data/pickle.hpp"
 #include "transformer/data/window_order.hpp"

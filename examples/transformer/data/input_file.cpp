@@ -17,8 +17,8 @@
 #include <system_error>
 #include <vector>
 
-#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/json.hpp"
 #include "transformer/data/json_line.hpp"
 #include "transformer/launch/program.hpp"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "fsdp/checkpoint/json.hpp"
+#include "fsdp/json.hpp"
 
 namespace transformer {
 

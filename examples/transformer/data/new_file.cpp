@@ -14,8 +14,8 @@
 #include <system_error>
 #include <utility>
 
-#include "fsdp/checkpoint/files.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
 
 namespace transformer {
 namespace {

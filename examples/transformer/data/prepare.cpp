@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/file_lock.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "fsdp/error.hpp"
 #include "transformer/data/corpus.hpp"
 #include "transformer/data/dataset.hpp"

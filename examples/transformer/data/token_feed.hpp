@@ -9,7 +9,6 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/memory.hpp"
-#include "fsdp/staging.hpp"
 
 namespace transformer {
 

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <span>
 
-#include "fsdp/kernels/rounding.hpp"
+#include "fsdp/kernels.hpp"
 
 namespace transformer {
 

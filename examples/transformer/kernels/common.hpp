@@ -5,8 +5,7 @@
 #include <cstdint>
 
 #include "fsdp/concepts.hpp"
-#include "fsdp/kernels/block.hpp"
-#include "fsdp/kernels/elementwise.hpp"
+#include "fsdp/kernels.hpp"
 
 namespace transformer {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "fsdp/kernels/random.hpp"
+#include "fsdp/kernels.hpp"
 #include "transformer/kernels/common.hpp"
 #include "transformer/kernels/packs.hpp"
 

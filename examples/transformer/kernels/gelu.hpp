@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "fsdp/kernels/math.hpp"
+#include "fsdp/kernels.hpp"
 #include "fsdp/tensor.hpp"
 
 namespace transformer {

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "fsdp/cuda/block.hpp"
+#include "fsdp/detail/cuda/block.hpp"
 
 namespace transformer::blocks {
 

@@ -5,12 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "fsdp/cuda/block.hpp"
+#include "fsdp/detail/cuda/block.hpp"
 #include "fsdp/tensor.hpp"
 #include "transformer/kernels/packs.hpp"
 
 #if defined(__CUDACC__)
-#include "fsdp/cuda/hardware.hpp"
+#include "fsdp/detail/cuda/hardware.hpp"
 #endif
 
 namespace transformer::tile {
@@ -222,5 +222,5 @@ FSDP_HD inline void as_a(std::uint32_t (&a)[4], float const (&left)[4], float co
 }  // namespace transformer::tile
 
 #if defined(FSDP_CUDA_STANDIN) && defined(FSDP_CUDA_SOURCE)  // other sources stay as they are without the stand-ins
-#include <transformer_tile_standin.hpp>  // of a test: Tile for what fsdp/cuda/launch.hpp runs kernels on there
+#include <transformer_tile_standin.hpp>  // of a test: Tile for what fsdp/detail/cuda/launch.hpp runs kernels on there
 #endif

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "fsdp/consult.hpp"
+#include "fsdp/communicator.hpp"
 #include "fsdp/error.hpp"
 
 namespace transformer {

@@ -14,8 +14,8 @@
 #include <string>
 #include <system_error>
 
-#include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/json.hpp"
+#include "fsdp/files.hpp"
+#include "fsdp/json.hpp"
 
 namespace transformer {
 

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 #include "transformer/launch/job.hpp"
 #include "transformer/launch/world.hpp"
 

@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <deque>
 
-#include "fsdp/host/team.hpp"
+#include "fsdp/host.hpp"
 #include "transformer/math/bf16_products.hpp"
 #include "transformer/math/fp32_products.hpp"
 #include "transformer/report/log_lines.hpp"

@@ -15,7 +15,7 @@
 #include <sstream>
 
 #include "fsdp/error.hpp"
-#include "fsdp/host/backoff.hpp"
+#include "fsdp/host.hpp"
 #include "transformer/launch/exit.hpp"
 #include "transformer/launch/program.hpp"
 

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/common/bootstrap.hpp"
-#include "fsdp/comm/nccl.hpp"
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/bootstrap.hpp"
+#include "fsdp/cuda.hpp"
+#include "fsdp/nccl.hpp"
 #include "transformer/launch/dispatch.hpp"
 #include "transformer/launch/environment.hpp"
 #include "transformer/launch/exit.hpp"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "transformer/launch/environment.hpp"
 #include "transformer/launch/job.hpp"
 #include "transformer/launch/world.hpp"

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
 #include "transformer/launch/dispatch.hpp"
 #include "transformer/launch/gpu_ranks.hpp"
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "fsdp/concepts.hpp"
-#include "fsdp/precision.hpp"
+#include "fsdp/tensor.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/run/table.hpp"
 

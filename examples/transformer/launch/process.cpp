@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "fsdp/error.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "transformer/launch/cores.hpp"
 #include "transformer/launch/dispatch.hpp"
 #include "transformer/launch/element_type.hpp"
@@ -39,7 +39,7 @@
 #include "transformer/math/fp32_products.hpp"
 #include "transformer/report/metrics.hpp"
 #if TRANSFORMER_HAVE_MPI
-#include "fsdp/comm/mpi.hpp"
+#include "fsdp/mpi.hpp"
 #endif
 #if TRANSFORMER_HAVE_CUDA
 #include "transformer/launch/gpu_ranks.hpp"

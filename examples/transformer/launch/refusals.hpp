@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "fsdp/consult.hpp"
+#include "fsdp/communicator.hpp"
 #include "fsdp/error.hpp"
 #include "transformer/launch/agree.hpp"
 #include "transformer/launch/exit.hpp"

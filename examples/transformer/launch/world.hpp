@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "fsdp/concepts.hpp"
-#include "fsdp/host/device.hpp"
-#include "fsdp/kernels/mean.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/kernels.hpp"
 #include "fsdp/tensor.hpp"
 
 namespace transformer {

@@ -10,10 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/memory.hpp"
-#include "fsdp/staging.hpp"
+#include "fsdp/options.hpp"
 #include "transformer/attention/plan.hpp"
 #include "transformer/data/token_feed.hpp"
 #include "transformer/layers/activation_plan.hpp"

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "fsdp/kernels/block.hpp"
+#include "fsdp/kernels.hpp"
 #include "transformer/tuning/tuning.hpp"
 
 namespace transformer {

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "fsdp/host/team.hpp"
+#include "fsdp/host.hpp"
 #include "transformer/math/fp32_products.hpp"
 
 namespace transformer {

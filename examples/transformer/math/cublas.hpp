@@ -5,7 +5,7 @@
 #include <cublasLt.h>
 #include <cublas_v2.h>
 
-#include "fsdp/cuda/handles.hpp"
+#include "fsdp/cuda.hpp"
 #include "fsdp/error.hpp"
 
 namespace transformer {

@@ -14,9 +14,9 @@
 #include <unordered_map>
 #include <utility>
 
-#include "fsdp/cuda/device.hpp"
+#include "fsdp/cuda.hpp"
 #include "fsdp/error.hpp"
-#include "fsdp/kernels/block.hpp"
+#include "fsdp/kernels.hpp"
 #include "fsdp/tensor.hpp"
 #include "transformer/math/cublas.hpp"
 #include "transformer/math/gemm.hpp"

@@ -8,8 +8,8 @@
 #include <limits>
 #include <type_traits>
 
-#include "fsdp/host/device.hpp"
-#include "fsdp/kernels/block.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/kernels.hpp"
 #include "transformer/math/gemm.hpp"
 #include "transformer/math/thread_sanitizer.hpp"
 

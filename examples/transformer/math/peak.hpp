@@ -18,8 +18,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "fsdp/host/device.hpp"
-#include "fsdp/kernels/elementwise.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/kernels.hpp"
 #include "fsdp/memory.hpp"
 #include "transformer/launch/machine.hpp"
 #include "transformer/math/blas.hpp"

@@ -20,8 +20,8 @@
 #include <system_error>
 #include <utility>
 
-#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/json.hpp"
 
 namespace transformer {
 namespace {

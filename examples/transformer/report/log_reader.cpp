@@ -9,8 +9,8 @@
 #include <system_error>
 #include <utility>
 
-#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/json.hpp"
 #include "transformer/report/json_members.hpp"
 #include "transformer/report/log_file.hpp"
 #include "transformer/report/memory_bars.hpp"

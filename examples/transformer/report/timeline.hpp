@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/trace/trace_report.hpp"
+#include "fsdp/trace.hpp"
 #include "transformer/report/trace_reader.hpp"
 
 namespace transformer::report {

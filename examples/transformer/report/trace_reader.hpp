@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/trace/trace.hpp"
+#include "fsdp/trace.hpp"
 #include "transformer/report/log_reader.hpp"
 
 namespace transformer::report {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fsdp/step/step_input.hpp"
+#include "fsdp/program.hpp"
 #include "transformer/run/learning_rate.hpp"
 #include "transformer/run/settings.hpp"
 #include "transformer/tuning/tuning.hpp"

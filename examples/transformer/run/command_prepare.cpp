@@ -12,8 +12,8 @@
 #include <optional>
 #include <system_error>
 
-#include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/json.hpp"
+#include "fsdp/files.hpp"
+#include "fsdp/json.hpp"
 #include "transformer/data/new_file.hpp"
 #include "transformer/launch/cores.hpp"
 #include "transformer/report/escape.hpp"

@@ -9,9 +9,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "fsdp/checkpoint/hash.hpp"
-#include "fsdp/checkpoint/json.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/json.hpp"
 
 namespace transformer {
 namespace {

@@ -16,7 +16,7 @@
 #include <string_view>
 
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/backoff.hpp"
+#include "fsdp/host.hpp"
 #include "transformer/launch/exit.hpp"
 #include "transformer/launch/job.hpp"
 #include "transformer/math/blas.hpp"

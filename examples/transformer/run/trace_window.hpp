@@ -11,8 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/trace/trace_file.hpp"
-#include "fsdp/trace/trace_report.hpp"
+#include "fsdp/trace.hpp"
 #include "transformer/report/log_lines.hpp"
 #include "transformer/report/metrics.hpp"
 #include "transformer/run/choices.hpp"

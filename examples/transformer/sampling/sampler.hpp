@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/backoff.hpp"
+#include "fsdp/host.hpp"
 #include "transformer/launch/job.hpp"
 #include "transformer/launch/program.hpp"
 #include "transformer/launch/refusals.hpp"

@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/json.hpp"
 #include "transformer/data/excerpt.hpp"
 #include "transformer/tokenizer/byte_alphabet.hpp"
 #include "transformer/tokenizer/utf8.hpp"

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/json.hpp"
 #include "transformer/data/excerpt.hpp"
 
 namespace transformer {

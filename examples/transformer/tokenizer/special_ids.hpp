@@ -6,8 +6,8 @@
 #include <optional>
 #include <string_view>
 
-#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/json.hpp"
 
 namespace transformer {
 

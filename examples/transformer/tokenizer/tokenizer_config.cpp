@@ -7,8 +7,8 @@
 #include <string_view>
 #include <system_error>
 
-#include "fsdp/checkpoint/files.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
 #include "transformer/tokenizer/json_field.hpp"
 
 namespace transformer {

@@ -11,8 +11,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "fsdp/checkpoint/files.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
 #include "transformer/data/excerpt.hpp"
 #include "transformer/tokenizer/sentence_piece.hpp"
 #include "transformer/tokenizer/tokenizer_config.hpp"

@@ -5,10 +5,9 @@
 #include <string>
 #include <utility>
 
-#include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/manifest.hpp"
-#include "fsdp/checkpoint/sharded_reader.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
 #include "transformer/training/whole_checkpoints.hpp"
 #include "transformer/tuning/tuning.hpp"
 

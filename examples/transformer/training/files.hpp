@@ -14,12 +14,10 @@
 #include <thread>
 #include <utility>
 
-#include "fsdp/checkpoint/agreement.hpp"
-#include "fsdp/checkpoint/background_saver.hpp"
-#include "fsdp/checkpoint/checkpoint_folder.hpp"
-#include "fsdp/checkpoint/save.hpp"
-#include "fsdp/checkpoint/snapshots.hpp"
+#include "fsdp/checkpoint.hpp"
+#include "fsdp/engine.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/snapshots.hpp"
 #include "transformer/launch/process.hpp"
 #include "transformer/report/log_lines.hpp"
 #include "transformer/report/metrics.hpp"

@@ -12,11 +12,9 @@
 #include <system_error>
 #include <vector>
 
-#include "fsdp/checkpoint/checkpoint_folder.hpp"
-#include "fsdp/checkpoint/file_lock.hpp"
-#include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/manifest.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
 #include "transformer/data/dataset.hpp"
 #include "transformer/launch/machine.hpp"
 #include "transformer/launch/program.hpp"

@@ -8,8 +8,7 @@
 #include <string_view>
 
 #include "fsdp/memory.hpp"
-#include "fsdp/step/memory_plan.hpp"
-#include "fsdp/step/program_text.hpp"
+#include "fsdp/program.hpp"
 #include "transformer/launch/job.hpp"
 #include "transformer/launch/machine.hpp"
 #include "transformer/report/log_lines.hpp"

@@ -8,9 +8,9 @@
 #include <filesystem>
 #include <string>
 
-#include "fsdp/checkpoint/load.hpp"
-#include "fsdp/checkpoint/snapshot_load.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/snapshots.hpp"
 #include "transformer/launch/refusals.hpp"
 #include "transformer/report/escape.hpp"
 #include "transformer/training/preparation.hpp"

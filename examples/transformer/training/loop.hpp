@@ -20,10 +20,10 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/finite_state.hpp"
-#include "fsdp/consult.hpp"
+#include "fsdp/communicator.hpp"
 #include "fsdp/error.hpp"
-#include "fsdp/host/backoff.hpp"
+#include "fsdp/finite_state.hpp"
+#include "fsdp/host.hpp"
 #include "transformer/launch/job.hpp"
 #include "transformer/launch/process.hpp"
 #include "transformer/launch/program.hpp"

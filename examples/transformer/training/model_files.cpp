@@ -8,8 +8,8 @@
 #include <string_view>
 #include <system_error>
 
-#include "fsdp/checkpoint/files.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
 #include "transformer/tokenizer/tokenizer_folder.hpp"
 #include "transformer/training/folder.hpp"
 

@@ -18,9 +18,9 @@
 
 #include "fsdp/error.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "fsdp/offload.hpp"
-#include "fsdp/step/memory_plan.hpp"
+#include "fsdp/program.hpp"
 #include "transformer/layers/activation_plan.hpp"
 #include "transformer/math/gemm_host.hpp"
 #include "transformer/run/choices.hpp"

@@ -8,11 +8,10 @@
 #include <exception>
 #include <vector>
 
-#include "fsdp/checkpoint/files.hpp"
 #include "fsdp/error.hpp"
-#include "fsdp/plan/forecast.hpp"
-#include "fsdp/plan/hardware_file.hpp"
-#include "fsdp/step/compile_program.hpp"
+#include "fsdp/files.hpp"
+#include "fsdp/plan.hpp"
+#include "fsdp/program.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/training/plan.hpp"
 #include "transformer/training/planned_run.hpp"

@@ -6,9 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/plan/forecast.hpp"
-#include "fsdp/plan/hardware.hpp"
-#include "fsdp/step/memory_plan.hpp"
+#include "fsdp/plan.hpp"
+#include "fsdp/program.hpp"
 #include "transformer/data/batch_source.hpp"
 #include "transformer/run/settings.hpp"
 

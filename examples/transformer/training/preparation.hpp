@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/consult.hpp"
-#include "fsdp/engine/texts.hpp"
+#include "fsdp/communicator.hpp"
+#include "fsdp/engine.hpp"
 #include "fsdp/error.hpp"
 #include "transformer/data/batch_source.hpp"
 #include "transformer/data/dataset.hpp"

@@ -12,10 +12,9 @@
 #include <system_error>
 #include <thread>
 
-#include "fsdp/awake_clock.hpp"
-#include "fsdp/checkpoint/hash.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "fsdp/error.hpp"
-#include "fsdp/host/backoff.hpp"
+#include "fsdp/host.hpp"
 #include "transformer/launch/machine.hpp"
 #include "transformer/report/escape.hpp"
 #include "transformer/run/choices.hpp"

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/checkpoint/file_lock.hpp"
-#include "fsdp/checkpoint/snapshot_search.hpp"
+#include "fsdp/checkpoint.hpp"
+#include "fsdp/snapshots.hpp"
 #include "transformer/data/dataset.hpp"
 #include "transformer/math/peak.hpp"
 #include "transformer/run/data_mark.hpp"

@@ -8,7 +8,7 @@
 #include <exception>
 #include <utility>
 
-#include "fsdp/checkpoint/manifest.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "fsdp/error.hpp"
 #include "transformer/launch/job.hpp"
 #include "transformer/launch/program.hpp"

@@ -8,8 +8,8 @@
 #include <span>
 #include <system_error>
 
-#include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/hash.hpp"
+#include "fsdp/checkpoint.hpp"
+#include "fsdp/files.hpp"
 #include "transformer/launch/program.hpp"
 
 namespace transformer {

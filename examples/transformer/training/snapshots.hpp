@@ -13,11 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/snapshot_files.hpp"
-#include "fsdp/checkpoint/snapshot_nodes.hpp"
-#include "fsdp/checkpoint/snapshot_search.hpp"
-#include "fsdp/consult.hpp"
+#include "fsdp/communicator.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/snapshots.hpp"
 #include "transformer/launch/agree.hpp"
 #include "transformer/run/settings.hpp"
 #include "transformer/training/prepared.hpp"

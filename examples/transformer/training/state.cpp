@@ -5,10 +5,10 @@
 #include <limits>
 #include <string>
 
-#include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/json.hpp"
-#include "fsdp/checkpoint/manifest.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
+#include "fsdp/json.hpp"
 #include "transformer/launch/program.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/run/table.hpp"

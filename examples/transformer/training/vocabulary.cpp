@@ -5,9 +5,9 @@
 
 #include <span>
 
-#include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/hash.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
 #include "transformer/training/folder.hpp"
 
 namespace transformer {

@@ -7,11 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/checkpoint_folder.hpp"
-#include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/manifest.hpp"
-#include "fsdp/checkpoint/sharded_reader.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
 #include "transformer/training/folder.hpp"
 
 namespace transformer {

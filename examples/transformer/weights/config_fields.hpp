@@ -10,8 +10,8 @@
 #include <string>
 #include <string_view>
 
-#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/json.hpp"
 
 namespace transformer {
 

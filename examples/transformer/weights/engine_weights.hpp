@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
-#include "fsdp/checkpoint/agreement.hpp"
-#include "fsdp/checkpoint/full_state.hpp"
+#include "fsdp/engine.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/full_state.hpp"
 #include "transformer/tuning/merged_weights.hpp"
 #include "transformer/tuning/tuning.hpp"
 #include "transformer/weights/weights_source.hpp"

@@ -8,10 +8,10 @@
 #include <system_error>
 #include <utility>
 
-#include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/json.hpp"
-#include "fsdp/checkpoint/safetensors_file.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
+#include "fsdp/json.hpp"
+#include "fsdp/safetensors.hpp"
 
 namespace transformer {
 namespace {

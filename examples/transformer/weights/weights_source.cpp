@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "fsdp/checkpoint/hash.hpp"
+#include "fsdp/checkpoint.hpp"
 
 namespace transformer {
 

@@ -8,9 +8,9 @@
 #include <system_error>
 #include <utility>
 
-#include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/safetensors_writer.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/files.hpp"
+#include "fsdp/safetensors.hpp"
 
 namespace transformer {
 namespace {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The safetensors file format: https://github.com/huggingface/safetensors says what it is.
+// A former path of safetensors.hpp, for one version.
 #pragma once
 
-#include "fsdp/checkpoint/safetensors_file.hpp"    // IWYU pragma: export
-#include "fsdp/checkpoint/safetensors_writer.hpp"  // IWYU pragma: export
+#if defined(__GNUC__)
+#pragma GCC warning "fsdp/checkpoint/safetensors.hpp is fsdp/safetensors.hpp now"
+#endif
+#include "fsdp/safetensors.hpp"

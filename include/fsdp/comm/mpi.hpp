@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that are processes of MPI: see comm/mpi/communicator.hpp.
+// A former path of mpi.hpp, for one version.
 #pragma once
 
-#include "fsdp/comm/mpi/communicator.hpp"
-#include "fsdp/compiled.hpp"
-#if FSDP_COMPILED_MPI
-#include "fsdp/compiled/mpi.hpp"
+#if defined(__GNUC__)
+#pragma GCC warning "fsdp/comm/mpi.hpp is fsdp/mpi.hpp now"
 #endif
+#include "fsdp/mpi.hpp"

@@ -10,11 +10,10 @@
 
 #include "examples/mlp/mlp.hpp"
 #include "examples/mlp/regression.hpp"
-#include "fsdp/comm/local.hpp"
-#include "fsdp/host/device.hpp"
-#include "fsdp/step/simulate.hpp"
-#include "fsdp/trace/trace_file.hpp"
-#include "fsdp/trace/trace_report.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
+#include "fsdp/simulate.hpp"
+#include "fsdp/trace.hpp"
 
 using Device = fsdp::host::Device;
 using Comm = fsdp::local::Communicator<Device>;

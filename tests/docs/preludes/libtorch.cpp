@@ -6,15 +6,13 @@
 #include <vector>
 
 #include "examples/libtorch/gpt.hpp"
-#include "fsdp/checkpoint/load.hpp"
-#include "fsdp/checkpoint/safetensors.hpp"
-#include "fsdp/checkpoint/save.hpp"
-#include "fsdp/comm/local.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "fsdp/libtorch.hpp"
-#include "fsdp/libtorch/buffers.hpp"
+#include "fsdp/local.hpp"
 #include "fsdp/paths.hpp"
+#include "fsdp/safetensors.hpp"
 
 using Mesh = fsdp::Mesh<fsdp::local::Communicator<fsdp::host::Device>>;
 void train(Mesh& mesh, torch::Tensor const& ids, torch::Tensor const& targets) {

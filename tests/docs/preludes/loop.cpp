@@ -7,8 +7,8 @@
 
 #include "examples/mlp/mlp.hpp"
 #include "examples/mlp/regression.hpp"
-#include "fsdp/comm/local.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 
 using namespace mlp;
 using Comm = fsdp::local::Communicator<fsdp::host::Device>;

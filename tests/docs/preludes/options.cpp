@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "examples/mlp/mlp.hpp"
-#include "fsdp/comm/local.hpp"
-#include "fsdp/host/device.hpp"
-#include "fsdp/optim/optimizers.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
+#include "fsdp/optimizers.hpp"
 
 using Comm = fsdp::local::Communicator<fsdp::host::Device>;
 void make(Comm comm, std::vector<mlp::Mlp<fsdp::host::Device>> blocks) {

@@ -12,10 +12,10 @@
 #include <string_view>
 #include <vector>
 
-#include "fsdp/checkpoint/checkpoint_folder.hpp"
-#include "fsdp/checkpoint/manifest.hpp"
-#include "fsdp/checkpoint/safetensors.hpp"
+#include "fsdp/detail/checkpoint/folder.hpp"
+#include "fsdp/detail/checkpoint/manifest.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/safetensors.hpp"
 #include "tests/fuzz/targets/changed.hpp"
 
 namespace {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <thread>
 
-#include "fsdp/comm/common/bootstrap.hpp"
+#include "fsdp/bootstrap.hpp"
 #include "fsdp/error.hpp"
 #include "tests/fuzz/targets/changed.hpp"
 #include "tests/support/tcp_place.hpp"

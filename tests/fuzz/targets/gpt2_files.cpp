@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/checkpoint/safetensors_header.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/safetensors.hpp"
 #include "tests/fuzz/targets/changed.hpp"
 #include "transformer/weights/weights_folder.hpp"
 // One compile unit: what reads JSON takes long to compile.

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/checkpoint/safetensors.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/safetensors.hpp"
 #include "tests/fuzz/targets/changed.hpp"
 
 namespace safetensors_headers {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains a vector and prints it: the same with fsdp::compiled and without. WITH_MPI: ranks are processes.
 #include <fsdp/fsdp.hpp>
-#include <fsdp/host/device.hpp>
+#include <fsdp/host.hpp>
 
 #include <cstdio>
 #include <span>
 #include <utility>
 
 #ifdef WITH_MPI
-#include <fsdp/comm/mpi.hpp>
+#include <fsdp/mpi.hpp>
 #else
-#include <fsdp/comm/local.hpp>
+#include <fsdp/local.hpp>
 #endif
 
 struct Vector {

@@ -2,9 +2,9 @@
 // Sums the ranks' numbers over three threads.
 #include <cstdio>
 
-#include <fsdp/comm/local.hpp>
 #include <fsdp/fsdp.hpp>
-#include <fsdp/host/device.hpp>
+#include <fsdp/host.hpp>
+#include <fsdp/local.hpp>
 
 int core_answer();
 

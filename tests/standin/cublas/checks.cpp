@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/format.hpp"
+#include "fsdp/detail/base/format.hpp"
 #include "problem.hpp"
 #include "rules.hpp"
 #include "tests/standin/runtime/runtime.hpp"

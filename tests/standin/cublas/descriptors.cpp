@@ -2,7 +2,7 @@
 // cuBLASLt's structures for operations, layouts and preferences, in the caller's memory.
 #include <type_traits>
 
-#include "fsdp/format.hpp"
+#include "fsdp/detail/base/format.hpp"
 #include "problem.hpp"
 #include "rules.hpp"
 

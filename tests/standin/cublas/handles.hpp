@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "cublas.hpp"
-#include "fsdp/format.hpp"
+#include "fsdp/detail/base/format.hpp"
 #include "problem.hpp"
 #include "rules.hpp"
 #include "tests/standin/runtime/runtime.hpp"

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "fsdp/kernels/block.hpp"
+#include "fsdp/detail/kernels/block.hpp"
 #include "fsdp/tensor.hpp"
 #include "problem.hpp"
 

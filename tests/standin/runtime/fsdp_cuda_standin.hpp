@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Included by fsdp/cuda/launch.hpp when CUDA's runtime is the stand-in: kernels as functions of the host compiler.
+// Included by fsdp/detail/cuda/launch.hpp when CUDA's runtime is the stand-in: kernels as functions of the host
+// compiler.
 #pragma once
 
 #include <array>
@@ -9,7 +10,7 @@
 #include <typeinfo>
 #include <utility>
 
-#include "fsdp/cuda/block.hpp"
+#include "fsdp/detail/cuda/block.hpp"
 #include "tests/standin/runtime/kernels.hpp"
 #include "tests/support/emulated_block.hpp"
 

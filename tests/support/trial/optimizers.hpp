@@ -9,9 +9,9 @@
 #include <string_view>
 #include <utility>
 
-#include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
 
 namespace trial {
 

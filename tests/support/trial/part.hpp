@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
 #include "tests/support/trial/model.hpp"
 
 namespace trial {

@@ -18,12 +18,12 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
+#include "fsdp/host.hpp"
+#include "fsdp/local.hpp"
+#include "fsdp/muon.hpp"
 #include "fsdp/offload.hpp"
-#include "fsdp/optim/muon.hpp"
-#include "fsdp/optim/optimizers.hpp"
+#include "fsdp/optimizers.hpp"
 #include "fsdp/paths.hpp"
 #include "tests/support/backward_flags.hpp"
 #include "tests/support/program_dump.hpp"

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Settings of targets that link fsdp::compiled, which contains template instances: see [Note: Compiled once].
+#pragma once
+
+#include "fsdp/version.hpp"
+
+// Set by CMake's targets, to the same in all files of a target.
+#if !defined(FSDP_COMPILED)
+#define FSDP_COMPILED 0  ///< 1: the target links fsdp::compiled
+#endif
+#if !defined(FSDP_COMPILED_MPI)
+#define FSDP_COMPILED_MPI 0  ///< 1: and fsdp::compiled_mpi
+#endif
+
+/// Marks a function that fsdp::compiled contains and that headers define for other targets. It is weak, because a
+/// program may link several targets that contain it.
+#if FSDP_COMPILED
+#define FSDP_BODY [[gnu::weak]]
+#else
+#define FSDP_BODY inline
+#endif

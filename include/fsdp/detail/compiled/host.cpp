@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// The source file that fsdp::compiled adds to a target: ranks as threads.
+#define FSDP_FORMAT_BODY
+#include "fsdp/local.hpp"
+
+#if !FSDP_COMPILED
+#error "this file is compiled with FSDP_COMPILED=1, as the other files of the target are"
+#endif
+
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
+FSDP_LOCAL_INSTANCES(template)
+}
