@@ -173,11 +173,11 @@ class AdoptedUnit {
     }
   }
 
-  detail::MovedPointer<E> engine_;
+  detail::CheckedPointer<E> engine_;
   UnitId unit_;
   UseId use_;
   std::vector<Tensor> tensors_;
-  std::vector<TensorPlace> places_;
+  std::vector<TensorId> places_;
 };
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -120,18 +120,18 @@ class TcpGroup {
                     Secret secret = Secret::read())
       : TcpGroup(place.rank, place.size, timeout, std::move(secret)) {
     if (size_ == 1) return;
-    Door const door{place.address, place.port, formatted(" (MASTER_ADDR, {})", place.port_name)};
+    RootAddress const root{place.address, place.port, formatted(" (MASTER_ADDR, {})", place.port_name)};
     if (rank_ == 0) {
-      if (!secret_.is_known() && !is_loopback(door.host))
+      if (!secret_.is_known() && !is_loopback(root.host))
         std::fputs(
             formatted("fsdp: rank 0 of {} listens on port {} without a secret: any process that reaches it can join; "
                       "set FSDP_SECRET_FILE on all ranks\n",
-                      size_, door.port)
+                      size_, root.port)
                 .c_str(),
             stderr);
-      gather_peers(listen_at(door), door, 0);
+      gather_peers(listen_at(root), root, 0);
     } else {
-      join(door, 0);
+      join(root, 0);
     }
   }
 
@@ -179,11 +179,11 @@ class TcpGroup {
     std::string const host = is_loopback(own_host) ? place[2] : own_host;
     Socket const listener = hosts ? listen_on(host, 0) : Socket();
     std::uint64_t const token = hosts ? std::random_device{}() + std::uint64_t{1} : 0;
-    std::string door;
+    std::string root;
     if (size_ > 1)
       together([&] {
         auto const own = hosts ? formatted("{} {} {}", listener.local_port(), token, host) : std::string();
-        door = ask(own, what, [&](auto const& doors) {
+        root = ask(own, what, [&](auto const& doors) {
           Answers answers;
           for (auto const rank : first) answers.push_back(doors[static_cast<std::size_t>(rank)]);
           return answers;
@@ -193,7 +193,7 @@ class TcpGroup {
     if (hosts) {
       group.gather_peers(listener, {host, listener.local_port(), ""}, token);
     } else {
-      auto const at = detail::words(door);
+      auto const at = detail::words(root);
       group.join({at[2], detail::number<int>(at[0], 0), ""}, detail::number<std::uint64_t>(at[1], 0));
     }
     return group;
@@ -202,7 +202,7 @@ class TcpGroup {
  private:
   using Answers = detail::Answers;
   /// Address of a group's rank 0.
-  struct Door {
+  struct RootAddress {
     std::string host;
     int port;
     std::string variables;  ///< the variables that name the address, for messages
@@ -232,17 +232,17 @@ class TcpGroup {
   static std::string rank_name(int rank) { return formatted("rank {}", rank); }
   Socket& peer(int rank) { return peers_[static_cast<std::size_t>(rank - 1)]; }
 
-  Socket listen_at(Door const& door) const {
+  Socket listen_at(RootAddress const& root) const {
     try {
-      return listen_on(door.host, door.port);
+      return listen_on(root.host, root.port);
     } catch (ConfigError const& error) {
       fail<ConfigError>("rank 0 of {}: {}{}; choose a port that no other program and no other rank 0 uses", size_,
-                        error.what(), door.variables);
+                        error.what(), root.variables);
     }
   }
 
   /// Rank 0: waits for every other rank, then tells all of them that the group stands, or why it does not.
-  void gather_peers(Socket const& listener, Door const& door, std::uint64_t token) {
+  void gather_peers(Socket const& listener, RootAddress const& root, std::uint64_t token) {
     auto const deadline = Clock::now() + timeout_;
     auto const free = static_cast<std::size_t>(size_) + 64;
     if (auto const needed = free + detail::open_files(), limit = detail::open_files_limit(); limit < needed)
@@ -259,7 +259,7 @@ class TcpGroup {
         if (!peer(rank)) missing += formatted("{}{}", missing.empty() ? "" : ", ", rank);
       auto const text =
           formatted("rank 0 of {}: these ranks did not connect within {} s: {}; expected them at {} port {}{}{}", size_,
-                    std::chrono::duration<double>(timeout_).count(), missing, door.host, door.port, door.variables,
+                    std::chrono::duration<double>(timeout_).count(), missing, root.host, root.port, root.variables,
                     keeper.strangers());
       tell_failure(failure, text);
       fail<PeerError>("{}", text);
@@ -282,11 +282,11 @@ class TcpGroup {
     fail<ConfigError>("rank 0 of {}: {}", size_, keeper.verdict());
   }
 
-  void join(Door const& door, std::uint64_t token) {
+  void join(RootAddress const& root, std::uint64_t token) {
     auto const deadline = Clock::now() + timeout_;
     std::string verdict;
     try {
-      peers_.push_back(knock(door.host, door.port, door.variables, token, {rank_, size_}, secret_, deadline));
+      peers_.push_back(connect_to_root(root.host, root.port, root.variables, token, {rank_, size_}, secret_, deadline));
       // Rank 0 says when everyone has come, or who has not at its own deadline; it may have begun later.
       verdict = hear(peers_.front(), 0, deadline + timeout_, "rank 0");
     } catch (PeerError const& error) {

@@ -67,7 +67,7 @@ class Save {
   /// @note Collective: yes.
   Save(E& engine, RunState<E> state, std::filesystem::path const& folder, Json extra, SaveOptions const& options)
       : engine_(&engine), state_(std::move(state)), folder_(folder), options_(options) {
-    auto const turn = engine.shards().enter("save");
+    auto const entry = engine.shards().enter("save");
     expect_possible(options);
     engine.shards().passes().expect_at_rest("a checkpoint is to be saved");
     engine.shards().passes().expect_not_swapped("a checkpoint is to be saved");
@@ -189,7 +189,7 @@ template <class E, checkpoint::Checkpointable O>
 std::filesystem::path save(E& engine, O& optimizer, std::filesystem::path const& folder,
                            nlohmann::ordered_json extra = nullptr, SaveOptions const& options = {}) {
   using namespace checkpoint;
-  auto const turn = engine.shards().enter("save");
+  auto const entry = engine.shards().enter("save");
   Save<E> const now(engine, RunState<E>(engine, optimizer), folder, std::move(extra), options);
   auto& world = engine.world();
   try {
@@ -336,7 +336,7 @@ inline void expect_frozen(bool frozen, TensorInfo const& tensor, std::string_vie
 template <class E, Checkpointable O>
 LoadedCheckpoint load_named(E& engine, O& optimizer, std::filesystem::path const& checkpoint, std::string const& name,
                             FolderTexts const& texts = {}) {
-  auto const turn = engine.shards().enter("load");
+  auto const entry = engine.shards().enter("load");
   RunState<E> const state(engine, optimizer);
   engine.seal();
   auto const shards = engine.shards();
@@ -466,7 +466,7 @@ class BackgroundSaver {
   template <checkpoint::Checkpointable O>
   void save(O& optimizer, std::filesystem::path const& folder, nlohmann::ordered_json extra = nullptr,
             SaveOptions const& options = {}) {
-    auto const turn = engine_->shards().enter("BackgroundSaver::save");
+    auto const entry = engine_->shards().enter("BackgroundSaver::save");
     engine_->shards().passes().expect_at_rest("a checkpoint is to be saved");
     wait();
     auto now = std::make_shared<checkpoint::Save<E>>(*engine_, checkpoint::RunState<E>(*engine_, optimizer), folder,
@@ -638,7 +638,7 @@ inline bool parse_hexadecimal(std::string_view text, std::vector<std::byte>& out
 /// @note Collective: no.
 template <class E>
 [[gnu::cold]] checkpoint::Json buffers_to_json(E& engine, std::vector<ModuleBuffer> const& buffers) {
-  auto const turn = engine.shards().enter("buffers_to_json");
+  auto const entry = engine.shards().enter("buffers_to_json");
   detail::expect_buffers(engine.rank(), "buffers_to_json", buffers);
   auto all = checkpoint::Json::object();
   for (auto const& buffer : buffers) {
@@ -658,23 +658,23 @@ template <class E>
 template <class E>
 [[gnu::cold]] void buffers_from_json(E& engine, std::vector<ModuleBuffer> const& buffers,
                                      checkpoint::Json const& saved) {
-  auto const turn = engine.shards().enter("buffers_from_json");
+  auto const entry = engine.shards().enter("buffers_from_json");
   detail::expect_buffers(engine.rank(), "buffers_from_json", buffers);
   std::vector<std::vector<std::byte>> all;
   for (auto const& buffer : buffers) {
     if (!saved.is_object() || !saved.contains(buffer.name))
       fail<ConfigError>("rank {}: the saved buffers have no buffer '{}', which the modules have", engine.rank(),
                         buffer.name);
-    auto const& entry = saved.at(buffer.name);
+    auto const& found = saved.at(buffer.name);
     auto const has = [&](char const* key, checkpoint::Json const& value) {
-      return entry.is_object() && entry.contains(key) && entry.at(key) == value;
+      return found.is_object() && found.contains(key) && found.at(key) == value;
     };
     auto const text_at = [&](char const* key) {
-      return entry.is_object() && entry.contains(key) ? entry.at(key).dump() : std::string("none");
+      return found.is_object() && found.contains(key) ? found.at(key).dump() : std::string("none");
     };
     auto& values = all.emplace_back(buffer.bytes);
-    if (!has("type", buffer.type) || !has("shape", buffer.shape) || !entry.contains("bytes") ||
-        !entry.at("bytes").is_string() || !detail::parse_hexadecimal(entry.at("bytes").get<std::string>(), values))
+    if (!has("type", buffer.type) || !has("shape", buffer.shape) || !found.contains("bytes") ||
+        !found.at("bytes").is_string() || !detail::parse_hexadecimal(found.at("bytes").get<std::string>(), values))
       fail<ConfigError>(
           "rank {}: saved buffer '{}': expected type {}, shape ({}) and {} bytes as hexadecimal digits, got type {}, "
           "shape {}",

@@ -45,12 +45,12 @@ class Ema {
         offsets[u + 1] = offsets[u] + (shards[u].trains() ? shards[u].shard_numel() : 0);
       auto const bytes = static_cast<std::size_t>(offsets.back()) * sizeof(float);
       averages = {engine->device(), engine->account(), MemoryTag::optimizer, bytes};
-      engine->account().lease(MemoryTag::optimizer, static_cast<std::int64_t>(bytes));
+      engine->account().use(MemoryTag::optimizer, static_cast<std::int64_t>(bytes));
     }
     State(State&&) = delete;
     [[gnu::cold]] ~State() {
       engine->drain();
-      engine->account().lease(MemoryTag::optimizer, -static_cast<std::int64_t>(averages.bytes()));
+      engine->account().use(MemoryTag::optimizer, -static_cast<std::int64_t>(averages.bytes()));
     }
     /// Calls `act(unit, averages)` for every unit that trains.
     template <class Act>
@@ -76,7 +76,7 @@ class Ema {
   [[gnu::cold]] explicit Ema(E& engine, float decay = 0.999f, std::string_view name = "Ema") : decay_(decay) {
     expect_decay(decay);
     engine.seal();
-    auto const turn = engine.shards().enter("Ema's constructor");
+    auto const entry = engine.shards().enter("Ema's constructor");
     detail::expect_equal_texts(engine.world(), formatted("{}: decay {}", name, decay), "options of Ema");
     state_.reset(new State(engine, name));
     reset();
@@ -96,7 +96,7 @@ class Ema {
     auto const& now = state();
     auto& of = *now.engine;
     auto const shards = of.shards();
-    auto const turn = shards.enter("Ema::update");
+    auto const entry = shards.enter("Ema::update");
     auto const& passes = shards.passes();
     passes.expect_at_rest("averages of weights are updated");
     passes.expect_not_swapped("averages of weights are updated");
@@ -116,7 +116,7 @@ class Ema {
     auto& now = state();
     auto& of = *now.engine;
     auto const shards = of.shards();
-    auto const turn = shards.enter("Ema::reset");
+    auto const entry = shards.enter("Ema::reset");
     shards.passes().expect_not_swapped("averages of weights are reset");
     shards.history().add("Ema::reset");
     now.for_each_unit([&](auto& unit, float* average) {
@@ -188,7 +188,7 @@ class Ema {
   [[gnu::cold]] static AccountedMemory<typename E::Device const> swap_in(State& state) {
     auto& engine = *state.engine;
     auto const shards = engine.shards();
-    auto const turn = shards.enter("Ema::swap");
+    auto const entry = shards.enter("Ema::swap");
     shards.passes().expect_at_rest("Ema::swap is called");
     shards.passes().expect_not_swapped("Ema::swap is called");
     shards.abandon_pass("averages of weights are swapped in");
@@ -212,7 +212,7 @@ class Ema {
   [[gnu::cold]] static void swap_back(State& state, AccountedMemory<typename E::Device const> const& kept) {
     auto& engine = *state.engine;
     auto const shards = engine.shards();
-    auto const turn = shards.enter("Ema::swap");
+    auto const entry = shards.enter("Ema::swap");
     shards.passes().set_swapped(false);
     shards.passes().cut("the scope of Ema::swap ended");
     exchange(state, kept.data(), false);

@@ -74,7 +74,7 @@ struct EngineCore {
   [[gnu::cold]] ~EngineCore() {
     bool const told = std::uncaught_exceptions() > exceptions || failures.was_told();
     failures.for_each_stream([&](Stream& stream) { drain(stream); });
-    tell_peers();
+    notify_peers();
     if (!told) leave_failure();
     if (!sealed) mesh->forget_engine(number);
     if constexpr (KeepsEnds<C>)
@@ -138,7 +138,7 @@ struct EngineCore {
     if (offload) offload->initialized();
     for (auto operation : program.updates) {
       if (!declared.offload.masters) operation.size = std::min<std::uint8_t>(operation.size, 2);  // no staging slot
-      executor.note(operation);
+      executor.record_accesses(operation);
     }
     if (declared.options().trap_stale_pointers) guarded.prepare(declared.units());
   }
@@ -221,7 +221,7 @@ struct EngineCore {
   /// Begins a scope.
   /// @throws UsageError for want of buffers; nothing has changed then
   [[gnu::noinline]] void begin_backward_scope(BackwardChange change) {
-    auto const turn = calls.enter(name(change));
+    auto const entry = calls.enter(name(change));
     FSDP_EXPECTS(
         change != BackwardChange::frozen_parameters || declared.options().allow_frozen_parameters,
         "rank {}: backward passes can leave parameters frozen only with EngineOptions::allow_frozen_parameters",
@@ -291,7 +291,7 @@ struct EngineCore {
   }
 
   /// Tells peers that wait for this rank why a stream has failed, if the world can do that.
-  [[gnu::cold]] void tell_peers() noexcept {
+  [[gnu::cold]] void notify_peers() noexcept {
     if constexpr (TellsFailure<Stream> && requires(Failure const& why) { mesh->world().note_failure(why); })
       if (auto const* const failed = failures.failed_stream()) mesh->world().note_failure(*failed->failure());
   }
@@ -345,7 +345,7 @@ class EngineTraces {
   /// `capacity` spans. The first step gets the number `first_step`. A trace may be started, collected and stopped at
   /// any time, inside a use too: a span that is open then is left out.
   void start_trace(std::size_t capacity, std::int64_t first_step = 0) {
-    auto const turn = core().calls.enter("start_trace");
+    auto const entry = core().calls.enter("start_trace");
     engine().synchronize();
     using Traces = Tracer<typename E::Device>;
     auto const first_span = core().trace.next_span();
@@ -353,14 +353,14 @@ class EngineTraces {
   }
   /// Waits for all streams, and returns the spans since start_trace or the last collection. @pre start_trace was called
   std::vector<TraceSpan> collect_trace() {
-    auto const turn = core().calls.enter("collect_trace");
+    auto const entry = core().calls.enter("collect_trace");
     FSDP_EXPECTS(core().tracer, "rank {}: no trace was started; call start_trace first", engine().rank());
     engine().synchronize();
     return core().tracer->collect(*core().compute);
   }
   /// Collects for the last time, and stops the trace: from now on it costs a branch per span.
   std::vector<TraceSpan> stop_trace() {
-    auto const turn = core().calls.enter("stop_trace");
+    auto const entry = core().calls.enter("stop_trace");
     auto spans = collect_trace();
     core().attach_tracer({});
     return spans;
@@ -389,7 +389,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 template <Communicator C, PrecisionPolicy P = Fp32>
 class Engine : public detail::EngineTraces<Engine<C, P>> {
   using Core = detail::EngineCore<C, P>;
-  using Attempt = detail::Attempt<detail::Declaration<P>>;
+  using Transaction = detail::Transaction<detail::Declaration<P>>;
 
  public:
   using Comm = C;
@@ -442,7 +442,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
     return add_unit(unit_name, UnitOptions{.strategy = strategy});
   }
   [[gnu::cold]] UnitId add_unit(std::string_view unit_name, UnitOptions const& options) {
-    auto const turn = core_.calls.enter("add_unit");
+    auto const entry = core_.calls.enter("add_unit");
     core_.expect_unsealed(formatted("unit '{}' was added", unit_name), "add all units");
     return {core_.declared.add_unit(unit_name, options).index, this};
   }
@@ -461,9 +461,9 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   /// @param options  of its unit: `engine.shard(block, "h.0", {.frozen = true})`
   template <Module M>
   ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitOptions const& options) {
-    auto const turn = core_.calls.enter("shard");
+    auto const entry = core_.calls.enter("shard");
     core_.expect_unsealed(formatted("module '{}' was added", prefix), "add all modules");
-    Attempt const attempt(core_.declared, prefix);
+    Transaction const transaction(core_.declared, prefix);
     return {*this, std::move(user_module),
             detail::register_module(core_.declared, core_.declared.add_unit(prefix, options), user_module, prefix)};
   }
@@ -471,9 +471,9 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   /// has already is the same storage (a tied parameter): reduced once, after its last backward use.
   template <Module M>
   [[gnu::cold]] ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitId unit) {
-    auto const turn = core_.calls.enter("shard");
+    auto const entry = core_.calls.enter("shard");
     expect_unit(unit, prefix);
-    Attempt const attempt(core_.declared, prefix, unit);
+    Transaction const transaction(core_.declared, prefix, unit);
     return {*this, std::move(user_module), detail::register_module(core_.declared, unit, user_module, prefix)};
   }
   /// Registers modules in turn, each with a unit of its own: "prefix.0", "prefix.1", ...
@@ -489,9 +489,9 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   template <Module M>
   [[gnu::cold]] std::vector<ShardedModule<M, Engine>> shard(std::vector<M> modules, std::string_view prefix,
                                                             UnitOptions const& options) {
-    auto const turn = core_.calls.enter("shard");
+    auto const entry = core_.calls.enter("shard");
     core_.expect_unsealed(formatted("modules '{}' were added", prefix), "add all modules");
-    Attempt const attempt(core_.declared, prefix);
+    Transaction const transaction(core_.declared, prefix);
     std::vector<ShardedModule<M, Engine>> sharded;
     sharded.reserve(modules.size());
     for (auto& user_module : modules) {
@@ -513,20 +513,20 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   /// Registers the next use of a unit without a module (AdoptedUnit). A tensor that the unit has is the same storage.
   /// @param places  gets the place of each tensor
   [[gnu::cold]] UseId declare_use(UnitId unit, std::string_view module, std::vector<DeclaredTensor> tensors,
-                                  std::vector<TensorPlace>& places) {
-    auto const turn = core_.calls.enter("declare_use");
+                                  std::vector<TensorId>& places) {
+    auto const entry = core_.calls.enter("declare_use");
     expect_unit(unit, module);
-    Attempt const attempt(core_.declared, module, unit);
+    Transaction const transaction(core_.declared, module, unit);
     return {detail::register_use(core_.declared, unit, module, std::move(tensors), places), this};
   }
 
   /// Registers a use with a unit of its own, which is added under the module's name.
   /// @param unit  gets it
   [[gnu::cold]] UseId declare_use(UnitOptions const& options, std::string_view module,
-                                  std::vector<DeclaredTensor> tensors, std::vector<TensorPlace>& places, UnitId& unit) {
-    auto const turn = core_.calls.enter("declare_use");
+                                  std::vector<DeclaredTensor> tensors, std::vector<TensorId>& places, UnitId& unit) {
+    auto const entry = core_.calls.enter("declare_use");
     core_.expect_unsealed(formatted("module '{}' was added", module), "add all modules");
-    Attempt const attempt(core_.declared, module);
+    Transaction const transaction(core_.declared, module);
     auto const added = core_.declared.add_unit(module, options);
     auto const use = detail::register_use(core_.declared, added, module, std::move(tensors), places);
     unit = {added.index, this};
@@ -544,7 +544,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   /// not sealed
   /// @throws UsageError if they overlap another segment, or share a unit with a module outside
   [[gnu::cold]] void recompute_segment(UseId first, UseId last) {
-    auto const turn = core_.calls.enter("recompute_segment");
+    auto const entry = core_.calls.enter("recompute_segment");
     core_.expect_unsealed("a segment was named", "call recompute_segment");
     core_.declared.add_segment(index_of(first), index_of(last));
   }
@@ -553,7 +553,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   /// @throws ConfigError on every rank if ranks disagree, naming the first difference
   /// @note Collective: yes.
   void seal() {
-    auto const turn = core_.calls.enter("seal");
+    auto const entry = core_.calls.enter("seal");
     core_.seal();
   }
 
@@ -592,7 +592,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   /// @throws UsageError if it has no use, the engine has a path of this name, or it has a part of a segment
   template <class None = void>
   [[gnu::cold]] PathId add_path(std::string_view path_name, std::vector<UseId> const& uses) {
-    auto const turn = core_.calls.enter("add_path");
+    auto const entry = core_.calls.enter("add_path");
     core_.expect_unsealed(formatted("path '{}' was added", path_name), "add all paths");
     return {detail::PathAdder<detail::Declaration<P>>::add(core_.declared, rank(), path_name, indices_of(uses)), this};
   }
@@ -629,7 +629,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   /// @note Stream: on compute. Reductions under way end as they would. The calling thread waits for nothing.
   /// @note Collective: no; but all ranks discard at the same place of a pass, which the next collective compares.
   void discard_gradients() {
-    auto const turn = core_.calls.enter("discard_gradients");
+    auto const entry = core_.calls.enter("discard_gradients");
     core_.discard_gradients();
   }
   /// Interface for code that works on shards between passes: optimizers, norms, exports, checkpoints.
@@ -641,7 +641,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   /// why one of this rank's streams has failed, if that is known already or has ended the peers
   /// @note Collective: yes; blocks the calling thread.
   std::vector<double> mean_over_ranks(std::vector<double> const& values) {
-    auto const turn = core_.calls.enter("mean_over_ranks");
+    auto const entry = core_.calls.enter("mean_over_ranks");
     core_.failures.expect_whole();
     return core_.failures.with_cause(
         [&] { return detail::mean_over_ranks(core_.mesh->world(), values, core_.history.text()); });
@@ -653,7 +653,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   /// Waits until all streams of this rank have run dry.
   /// @throws why one of them has failed: what a task threw, or a PeerError that names the rank where it began
   void synchronize() {
-    auto const turn = core_.calls.enter("synchronize");
+    auto const entry = core_.calls.enter("synchronize");
     core_.synchronize();
   }
 
@@ -662,7 +662,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   friend detail::EngineTraces<Engine>;
 
   void set_prefetch(Pass pass, UseId at, std::vector<UseId> const& ahead) {
-    auto const turn = core_.calls.enter("set_prefetch");
+    auto const entry = core_.calls.enter("set_prefetch");
     core_.expect_unsealed("prefetch lists were set", "set them");
     core_.declared.set_prefetch(pass, index_of(at), indices_of(ahead));
   }

@@ -57,7 +57,7 @@ inline std::string described(Slice const& slice) { return formatted("{} of '{}'"
 /// @note Collective: yes; blocks. One block of a MiB of host memory.
 template <class E, Checkpointable O>
 std::string find_not_finite(E& engine, O& optimizer) {
-  auto const turn = engine.shards().enter("find_not_finite");
+  auto const entry = engine.shards().enter("find_not_finite");
   engine.shards().passes().expect_at_rest("a run's state is to be checked for infinities and NaN");
   engine.seal();
   engine.synchronize();

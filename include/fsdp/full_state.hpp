@@ -180,7 +180,7 @@ template <class E, class ShardOf, class Visit>
 void export_shards(E& engine, ShardOf&& shard_of, Visit&& visit) {
   using T = std::remove_cv_t<std::remove_pointer_t<decltype(shard_of(engine.shards()[std::size_t{}]))>>;
   auto const shards = engine.shards();
-  auto const turn = shards.enter("an export");
+  auto const entry = shards.enter("an export");
   using Exporter = detail::ShardExporter<E>;
   Exporter::begin(engine);
   Exporter exporter(engine, sizeof(T));
@@ -198,7 +198,7 @@ void export_shards(E& engine, ShardOf&& shard_of, Visit&& visit) {
 template <class E, class Visit>
 void export_full(E& engine, Visit&& visit) {
   auto const shards = engine.shards();
-  auto const turn = shards.enter("an export");
+  auto const entry = shards.enter("an export");
   using Exporter = detail::ShardExporter<E>;
   Exporter::begin(engine);
   std::size_t element = 0;
@@ -216,7 +216,7 @@ void export_full(E& engine, Visit&& visit) {
 /// @note Collective: yes; blocks the calling thread.
 template <class E, class Visit>
 void export_gradients(E& engine, Visit&& visit) {
-  auto const turn = engine.shards().enter("export_gradients");
+  auto const entry = engine.shards().enter("export_gradients");
   engine.shards().checks().expect_readable("gradients are to be exported");
   engine.shards().passes().complete_gradients();
   engine.synchronize();
@@ -256,7 +256,7 @@ void put_values(E& engine, T* to, std::span<float const> values) {
 template <class E, class Read>
 void import_shard(E& engine, Read&& read) {
   auto const shards = engine.shards();
-  auto const turn = shards.enter("import_shard");
+  auto const entry = shards.enter("import_shard");
   engine.seal();
   shards.abandon_pass("parameters are to be imported");
   engine.synchronize();

@@ -48,7 +48,7 @@ class GradNorm {
                  "rank {}: this norm is no longer valid, because clip_grad_norm has measured another; read a norm "
                  "before the next clip_grad_norm",
                  engine_->rank());
-    auto const turn = engine_->shards().enter("GradNorm::value");
+    auto const entry = engine_->shards().enter("GradNorm::value");
     ClipScalars scalars{};
     engine_->device().copy_async(engine_->compute(), &scalars, engine_->shards().norm().result, sizeof scalars);
     engine_->device().synchronize(engine_->compute());
@@ -93,7 +93,7 @@ template <class E>
   FSDP_EXPECTS(max_norm > 0.0f, "rank {}: clip_grad_norm: expected a positive max_norm, got {}", engine.rank(),
                max_norm);
   auto const shards = engine.shards();
-  auto const turn = shards.enter("clip_grad_norm");
+  auto const entry = shards.enter("clip_grad_norm");
   shards.checks().expect_reduced("clip_grad_norm is called");
   shards.passes().complete_gradients();
   auto& norm = shards.norm();
@@ -151,7 +151,7 @@ template <class E>
   return result;
 }
 // clang-format off
-void clip_grad_norm(detail::Anything, ...) = delete;  // fsdp: expected (engine, max_norm[, ClipOptions]); check the names in braces
+void clip_grad_norm(detail::LastResort, ...) = delete;  // fsdp: expected (engine, max_norm[, ClipOptions]); check the names in braces
 // clang-format on
 
 /// Defaults are PyTorch's.
@@ -232,7 +232,7 @@ class GradScaler {
 
   /// Steps skipped so far, with any scaler of the engine. @note Waits for compute.
   std::int64_t skipped() const {
-    auto const turn = engine_->shards().enter("GradScaler::skipped");
+    auto const entry = engine_->shards().enter("GradScaler::skipped");
     ClipScalars now{};
     engine_->device().copy_async(engine_->compute(), &now, engine_->shards().norm().result, sizeof now);
     engine_->device().synchronize(engine_->compute());
@@ -240,7 +240,7 @@ class GradScaler {
   }
   /// Scale and steps taken since it last changed, for checkpoints. @note Waits for compute.
   LossScale state() const {
-    auto const turn = engine_->shards().enter("GradScaler::state");
+    auto const entry = engine_->shards().enter("GradScaler::state");
     LossScale now{};
     engine_->device().copy_async(engine_->compute(), &now, on_device(), sizeof now);
     engine_->device().synchronize(engine_->compute());
@@ -251,7 +251,7 @@ class GradScaler {
   /// different states
   /// @note Collective: yes. Waits for compute.
   void load_state(LossScale state) {
-    auto const turn = engine_->shards().enter("GradScaler::load_state");
+    auto const entry = engine_->shards().enter("GradScaler::load_state");
     FSDP_EXPECTS(math::is_finite(state.scale) && state.scale > 0.0f && state.good_steps >= 0,
                  "GradScaler: the scale {} must be finite and positive, the count {} not negative", state.scale,
                  state.good_steps);

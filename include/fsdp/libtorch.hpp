@@ -86,7 +86,7 @@ class UsesOf final : public EngineUses {
     bool const wanted = backward && held_.wants_gradients(held_.unit(of));
     return {const_cast<void*>(buffers.parameters), wanted ? buffers.gradients : nullptr};
   }
-  bool begin_gradient(std::size_t of, std::size_t index) override { return held_.unit(of).begin_gradient(index); }
+  bool is_first_write(std::size_t of, std::size_t index) override { return held_.unit(of).is_first_write(index); }
   std::size_t turns_done() const override { return engine_->shards().core().passes.turns_done(); }
   void discard_gradients() override { engine_->discard_gradients(); }
   void broadcast_buffers() override { sync_module_buffers(*engine_, *modules_, BufferSync::broadcast); }
@@ -240,7 +240,7 @@ class Sharder {
           engine_->rank(), name, unit.name(), item.key());
     std::vector<DeclaredTensor> tensors;
     for (auto const& parameter : unit.parameters()) tensors.push_back(declared(unit, parameter));
-    std::vector<TensorPlace> places;
+    std::vector<TensorId> places;
     detail::Registration<E> const registration(*engine_, *passes_, *modules_, unit.id());
     auto const id = engine_->declare_use(unit.id(), name, std::move(tensors), places);
     auto const use = passes_->add_use(unit, id, name);
@@ -304,7 +304,7 @@ class Sharder {
                          false,
                          true});
     UnitId id;
-    std::vector<TensorPlace> places;
+    std::vector<TensorId> places;
     auto const use = engine_->declare_use(UnitOptions{.strategy = strategy, .frozen = !found.empty() && !trains}, name,
                                           std::move(tensors), places, id);
     auto unit = std::make_unique<detail::TorchUnit>(name, id);
@@ -329,7 +329,7 @@ class Sharder {
       unit.add_storages(tensors.empty() ? 0 : static_cast<std::size_t>(tensors.back().range().end), types.parameter,
                         types.gradient, device);
       detail::KeptValues kept;
-      for (auto const& part : shards.kept(engine_unit))
+      for (auto const& part : shards.shard_segments(engine_unit))
         for (auto const& parameter : unit.parameters())
           if (parameter.unit == number && parameter.index == part.tensor)
             kept.add(parameter.name, part.first, part.count, parameter.tensor);

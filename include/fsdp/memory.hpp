@@ -45,7 +45,8 @@ class MemoryAccount {
   /// Adds bytes that came from an allocator, or, if negative, were returned.
   void reserve(MemoryTag tag, std::int64_t bytes) { reserved_.add(tag, bytes); }
   /// Adds bytes that are in use, or, if negative, no more in use, in the host's enqueue order.
-  void lease(MemoryTag tag, std::int64_t bytes) { live_.add(tag, bytes); }
+  void use(MemoryTag tag, std::int64_t bytes) { live_.add(tag, bytes); }
+  [[deprecated("write use")]] void lease(MemoryTag tag, std::int64_t bytes) { use(tag, bytes); }
 
   std::int64_t reserved(MemoryTag tag) const { return reserved_.now(tag); }
   std::int64_t live(MemoryTag tag) const { return live_.now(tag); }
@@ -151,9 +152,9 @@ concept PinsMemory = requires(D const device, std::size_t bytes, void* memory) {
 
 /// `count` elements of host memory that device D copies from and to while the caller goes on.
 template <class D, class T>
-class Staging {
+class PinnedArray {
  public:
-  Staging(D const& device, std::size_t count) : memory_(allocate(device, count), Free{device}) {}
+  PinnedArray(D const& device, std::size_t count) : memory_(allocate(device, count), Free{device}) {}
 
   T* data() const { return memory_.get(); }
 
@@ -179,5 +180,7 @@ class Staging {
 
   std::unique_ptr<T[], Free> memory_;
 };
+template <class D, class T>
+using Staging [[deprecated("write PinnedArray")]] = PinnedArray<D, T>;
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -212,7 +212,7 @@ template <class E>
   auto const shards = engine.shards();
   bool const averages = how == BufferSync::average;
   char const* const call = averages ? "average_buffers" : "broadcast_buffers";
-  auto const turn = shards.enter(call);
+  auto const entry = shards.enter(call);
   engine.seal();
   engine.synchronize();  // what wrote them is complete; no rank goes on if a stream of one has failed
   std::string text;

@@ -234,7 +234,7 @@ class BasicCommunicator {
   Ticket enqueue(Stream& stream, comm::Collective collective, T const* send, T* receive, Extent extent, int root,
                  Label label) {
     auto& own = state();
-    auto const operation = comm::Operation::collective(collective, extent.count, dtype_of<T>, root, label);
+    auto const operation = comm::CallDescription::collective(collective, extent.count, dtype_of<T>, root, label);
     if (collective == comm::Collective::broadcast) comm::expect_root(world_rank(), size(), operation);
     comm::expect_buffers(world_rank(), operation, send, receive);
     if (own.stream == nullptr) own.stream = stream.id();

@@ -230,7 +230,7 @@ class Communicator {
   Ticket enqueue(Stream& stream, Collective collective, T const* send, T* recv, T* own, std::size_t count, int root,
                  Label label, Call const& call) {
     auto& group = state();
-    auto const operation = comm::Operation::collective(collective, count, dtype_of<T>, root, label);
+    auto const operation = comm::CallDescription::collective(collective, count, dtype_of<T>, root, label);
     if (collective == Collective::broadcast) comm::expect_root(group.rank, group.size, operation);
     comm::expect_buffers(group.rank, operation, send, recv);
     auto const handle = stream.get();
@@ -254,7 +254,7 @@ class Communicator {
   }
 
   /// @throws OrderError on every rank, naming what this rank and the first that differs are about to run
-  void check_order(comm::Operation operation) {
+  void check_order(comm::CallDescription operation) {
     operation.label.since = {};
     auto const mine = operation.describe();
     auto const texts = exchange(mine, "order check");

@@ -30,7 +30,7 @@ class AccountedHostMemory {
   [[gnu::cold]] AccountedHostMemory(D const& device, MemoryAccount& account, std::int64_t bytes)
       : account_(&account),
         bytes_(bytes),
-        memory_(std::make_unique<Staging<D, std::byte>>(device, static_cast<std::size_t>(bytes))) {
+        memory_(std::make_unique<PinnedArray<D, std::byte>>(device, static_cast<std::size_t>(bytes))) {
     if (bytes > 0) std::memset(memory_->data(), 0, static_cast<std::size_t>(bytes));
     count(bytes_);
   }
@@ -50,12 +50,12 @@ class AccountedHostMemory {
  private:
   void count(std::int64_t change) const {
     account_->reserve(MemoryTag::offloaded, change);
-    account_->lease(MemoryTag::offloaded, change);
+    account_->use(MemoryTag::offloaded, change);
   }
 
   MemoryAccount* account_ = nullptr;
   std::int64_t bytes_ = 0;
-  std::unique_ptr<Staging<D, std::byte>> memory_;
+  std::unique_ptr<PinnedArray<D, std::byte>> memory_;
 };
 
 /// @tparam Core  an EngineCore
@@ -126,7 +126,7 @@ class Offloading final : public OffloadHooks {
     fetched_ = {none, none};
     for (auto& moments : moments_) moments->steps = false;
   }
-  void begin_write(std::size_t u, bool updates) override {
+  void before_write(std::size_t u, bool updates) override {
     auto& unit = *core_->declared.units()[u];
     if (!unit.trains()) return;
     if (updates) {
@@ -144,17 +144,17 @@ class Offloading final : public OffloadHooks {
   void end_write(std::size_t u, bool updates, bool whole) override {
     auto& core = *core_;
     auto& unit = *core.declared.units()[u];
-    if (!unit.trains()) return core.executor.note(core.program.updates[u], whole);
+    if (!unit.trains()) return core.executor.record_accesses(core.program.updates[u], whole);
     if (unit.offloads_masters && whole) refresh(unit);
     point_home(unit);
-    core.executor.note(core.program.updates[u], whole);
+    core.executor.record_accesses(core.program.updates[u], whole);
     fetched_[static_cast<std::size_t>(slot_of(u))] = none;
     if (whole) move_state(core.program.stores[u], u, updates);
   }
   void order_read(std::size_t u) override {
     auto const& operation = core_->program.reads[u];
     core_->executor.order(operation);
-    core_->executor.note(operation);
+    core_->executor.record_accesses(operation);
   }
   [[gnu::cold]] void await_stores() override { core_->device.synchronize(core_->streams[StreamKind::copy]); }
 
@@ -191,11 +191,11 @@ class Offloading final : public OffloadHooks {
   /// Allocates two slots of `bytes` each.
   [[gnu::cold]] AccountedMemory<Device> stage(MemoryTag tag, std::int64_t bytes) {
     AccountedMemory<Device> memory{core_->device, core_->account, tag, static_cast<std::size_t>(2 * bytes)};
-    core_->account.lease(tag, 2 * bytes);
+    core_->account.use(tag, 2 * bytes);
     return memory;
   }
   [[gnu::cold]] void unstage(MemoryTag tag, AccountedMemory<Device>& memory) noexcept {
-    core_->account.lease(tag, -static_cast<std::int64_t>(memory.bytes()));
+    core_->account.use(tag, -static_cast<std::int64_t>(memory.bytes()));
     memory = {};
   }
   std::int64_t slot_of(std::size_t u) const { return core_->program.units[u].staging_slot; }
@@ -240,11 +240,11 @@ class Offloading final : public OffloadHooks {
       for (auto const& moments : moments_)
         if (with_moments && moments->steps) move(moments->home(u), moments->staged[u], moments->bytes(u));
     } catch (...) {
-      core.executor.note(operation, false);
+      core.executor.record_accesses(operation, false);
       throw;
     }
     span.end();
-    core.executor.note(operation);
+    core.executor.record_accesses(operation);
   }
 
   Core* core_;
@@ -277,7 +277,7 @@ struct OffloadOptions {
 template <class E>
 [[gnu::cold]] void offload(E& engine, OffloadOptions const& options) {
   auto const shards = engine.shards();
-  auto const turn = shards.enter("offload");
+  auto const entry = shards.enter("offload");
   auto& core = shards.core();
   core.expect_unsealed("state was offloaded", "call offload");
   auto const rank = engine.rank();

@@ -350,7 +350,7 @@ class Optimizers {
   void step(LearningRates const& rates, GradNorm<E> const& norm = {}) {
     for (auto const rate : rates) expect_rate(rate);
     auto const shards = engine_->shards();
-    auto const turn = shards.enter("Optimizers::step");
+    auto const entry = shards.enter("Optimizers::step");
     shards.begin_step("Optimizers", rates[0], norm);
     for (std::size_t other = 1; other < count; ++other)
       shards.history().add("step with another learning rate", rates[other]);

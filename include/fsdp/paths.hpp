@@ -153,7 +153,7 @@ class [[nodiscard]] PathScope {
   /// @throws UsageError in the middle of a pass
   [[gnu::cold, gnu::noinline]] PathScope(E& engine, std::size_t path)
       : engine_(&engine), followed_{path, engine.passes.followed()} {
-    auto const turn = engine.calls.enter("follow");
+    auto const entry = engine.calls.enter("follow");
     engine.passes.expect_between_passes("a path is followed");
     engine.passes.followed() = &followed_;
   }

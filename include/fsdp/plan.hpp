@@ -336,8 +336,8 @@ struct Forecast {
     return of.flop / (hardware.flops * hardware.efficiency) + of.bytes / hardware.memory_bandwidth;
   };
   for (auto const& use : load.uses) {
-    costs[Phase::forward].push_back(seconds(use.forward));
-    costs[Phase::backward].push_back(seconds(use.backward));
+    costs[PassKind::forward].push_back(seconds(use.forward));
+    costs[PassKind::backward].push_back(seconds(use.backward));
   }
   ElementTypes types;
   auto gathered = types.master;
@@ -405,7 +405,7 @@ class Timing {
  public:
   Timing(Program const& program, Costs const& costs) : simulator_(program, {costs}) {}
 
-  void operator()(step::Operation const& operation, step::Position const& at, step::Contents const& contents) {
+  void operator()(step::Operation const& operation, step::RunPosition const& at, step::Contents const& contents) {
     auto next = step::executed(operation, at, contents);
     if (next.operation.beside && !waiting_.empty()) {
       simulator_.await(next.operation);
@@ -517,19 +517,19 @@ class Declaration {
   /// Adds the next module in forward order, with a unit of its own. See Engine::shard.
   template <Module M>
   UseId shard(M const& user_module, std::string_view prefix, UnitOptions const& options = {}) {
-    fsdp::detail::Attempt<Declared> const attempt(declared_, prefix);
+    fsdp::detail::Transaction<Declared> const transaction(declared_, prefix);
     return add(user_module, prefix, declared_.add_unit(prefix, options));
   }
   /// Adds the next module in forward order, in a unit that it shares.
   template <Module M>
   UseId shard(M const& user_module, std::string_view prefix, UnitId unit) {
-    fsdp::detail::Attempt<Declared> const attempt(declared_, prefix, unit);
+    fsdp::detail::Transaction<Declared> const transaction(declared_, prefix, unit);
     return add(user_module, prefix, unit);
   }
   /// Adds modules in turn, each with a unit of its own: "prefix.0", "prefix.1", ...
   template <Module M>
   void shard(std::vector<M> const& modules, std::string_view prefix, UnitOptions const& options = {}) {
-    fsdp::detail::Attempt<Declared> const attempt(declared_, prefix);
+    fsdp::detail::Transaction<Declared> const transaction(declared_, prefix);
     auto const before = work_.size();
     try {
       for (std::size_t i = 0; i < modules.size(); ++i) {

@@ -26,7 +26,7 @@ class [[nodiscard]] EvaluationScope {
  public:
   /// @throws UsageError in the middle of a backward pass
   explicit EvaluationScope(E& engine) : engine_(&engine) {
-    auto const turn = engine.calls.enter("evaluation");
+    auto const entry = engine.calls.enter("evaluation");
     engine.passes.begin_evaluation();
   }
   EvaluationScope(EvaluationScope&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)) {}
@@ -34,7 +34,7 @@ class [[nodiscard]] EvaluationScope {
   ~EvaluationScope() noexcept(false) {
     if (engine_ == nullptr) return;
     bool const unwinds = std::uncaught_exceptions() != exceptions_;
-    auto const turn = unwinds ? typename E::Calls::Turn() : engine_->calls.enter("the end of an evaluation");
+    auto const entry = unwinds ? typename E::Calls::Entry() : engine_->calls.enter("the end of an evaluation");
     engine_->passes.end_evaluation();
   }
 
@@ -104,7 +104,7 @@ class OpenUse {
   /// then
   [[gnu::noinline]] void begin_use(E& engine, std::size_t use, Pass pass) {
     auto const what = fsdp::name(pass);
-    auto const turn = engine.calls.enter(what.data());
+    auto const entry = engine.calls.enter(what.data());
     unit_ = engine.begin_use(pass, use);
     if (unit_ == nullptr) return;
     engine_ = &engine;
@@ -123,9 +123,9 @@ class OpenUse {
   /// engine: the use stays open
   [[gnu::noinline]] void end_use() {
     if (unit_ == nullptr) return;
-    auto const turn = engine_->calls.enter(pass_ == Pass::forward    ? "the end of a forward"
-                                           : pass_ == Pass::backward ? "the end of a backward"
-                                                                     : "the end of a recompute");
+    auto const entry = engine_->calls.enter(pass_ == Pass::forward    ? "the end of a forward"
+                                            : pass_ == Pass::backward ? "the end of a backward"
+                                                                      : "the end of a recompute");
     try {
       span_.end();
       for (std::size_t i = 0; i <= unit_->beside.size(); ++i) end(unit(i));

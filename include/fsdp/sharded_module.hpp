@@ -28,8 +28,8 @@ namespace detail {
 template <class Scope>
 struct NamedTensors {
   Scope const* scope;
-  TensorPlace const* next;
-  TensorPlace const* end;
+  TensorId const* next;
+  TensorId const* end;
   bool gradients;  ///< false: parameters
   bool skips;      ///< gradients that are not wanted are left out
 
@@ -55,7 +55,7 @@ struct NamedTensors {
         if (base == nullptr || (skips && unwanted)) return {nullptr, false};
         auto const element = size_of(gradients ? unit.types().gradient : unit.types().parameter);
         return {static_cast<std::byte*>(base) + static_cast<std::size_t>(known.offset) * element,
-                sets && (unwanted || unit.begin_gradient(index))};
+                sets && (unwanted || unit.is_first_write(index))};
       }
     }
     refuse(tensor, extents);
@@ -188,9 +188,9 @@ class ShardedModule<M, E> {
   }
 
   M module_;  // before the pointer: see the move constructor
-  detail::MovedPointer<E> engine_;
+  detail::CheckedPointer<E> engine_;
   UseId use_;
-  std::vector<TensorPlace> tensors_;
+  std::vector<TensorId> tensors_;
 };
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -78,7 +78,7 @@ class Shards {
   void on_reduced(Unit const& unit, F f) const {
     constexpr bool callable = std::is_invocable_v<F&, typename E::Stream&, std::span<float>>;
     static_assert(callable, "fsdp: on_reduced takes a function f(Device::Stream&, std::span<float>)");
-    auto const turn = enter("on_reduced");
+    auto const entry = enter("on_reduced");
     expect_hookable(unit);
     if constexpr (callable)
       (*this)[unit.index()].hooks.add(new detail::ReducedHookOf<typename E::Stream, F>(std::move(f)));
@@ -102,25 +102,28 @@ class Shards {
   /// @throws UsageError if the engine is sealed, or the unit belongs to another engine
   template <class F>
   void set_initial_values(Unit const& unit, F f) const {
-    auto const turn = enter("set_initial_values");
+    auto const entry = enter("set_initial_values");
     expect_of_engine(unit);
     engine_->core_.expect_unsealed(formatted("unit '{}' was given initial values", unit.name()), "give them");
     (*this)[unit.index()].initial = std::make_unique<detail::InitialValuesOf<F>>(std::move(f));
   }
   /// Parts of the unit's tensors that this rank keeps; before sealing, those that it will keep if none is added.
-  std::vector<Segment> kept(Unit const& unit) const {
+  std::vector<Segment> shard_segments(Unit const& unit) const {
     expect_of_engine(unit);
-    return unit.kept(engine_->placement());
+    return unit.shard_segments(engine_->placement());
+  }
+  [[deprecated("write shard_segments")]] std::vector<Segment> kept(Unit const& unit) const {
+    return shard_segments(unit);
   }
 
   /// The calling thread is inside a call of the engine while the result lives. Calls nest.
   /// @param call  its name, a literal
   /// @throws UsageError if another thread is inside one
-  [[nodiscard]] detail::CallGuard::Turn enter(char const* call) const { return engine_->core_.calls.enter(call); }
+  [[nodiscard]] detail::CallGuard::Entry enter(char const* call) const { return engine_->core_.calls.enter(call); }
 
   /// Seals the engine for an optimizer that reads the gradient shards. @note Collective: the first time.
   void attach_optimizer() const {
-    auto const turn = enter("attach_optimizer");
+    auto const entry = enter("attach_optimizer");
     engine_->seal();
     engine_->core_.storage.lease_gradients();
   }
@@ -141,7 +144,7 @@ class Shards {
           operation_(unit.empty() ? nullptr : &shards.engine_->core_.program.updates[unit.index()]),
           updates_(updates),
           access_(shards.engine_->core_.passes.accesses(), unit.name(), updates || shards.engine_->core_.offload) {
-      if (operation_ != nullptr) shards_.begin_write(*operation_, updates_);
+      if (operation_ != nullptr) shards_.before_write(*operation_, updates_);
     }
     Shards shards_;
     step::Operation const* operation_;  ///< nullptr: there is nothing to write
@@ -195,7 +198,7 @@ class Shards {
   /// clip_grad_norm), or a GradScaler lives and this is not its step; nothing has changed then
   template <class Norm = detail::NoNorm>
   void begin_step(std::string_view optimizer, float learning_rate, Norm const& given = {}) const {
-    auto const turn = enter("begin_step");
+    auto const entry = enter("begin_step");
     expect_own(optimizer, given);
     FSDP_EXPECTS(norm().loss_scale == nullptr || norm().scaler_steps,
                  "rank {}: {}: the gradients are scaled by a GradScaler: call GradScaler::step(optimizer) instead of "
@@ -263,7 +266,8 @@ class Shards {
   bool has_gradient(Unit const& unit) const { return passes().has_gradient(unit.index()); }
 
   /// Number of waits for a late event: see [Note: Events]. It is 0 in all steps that the event planner covers.
-  std::size_t late_records() const { return engine_->core_.executor.late_records(); }
+  std::size_t late_events() const { return engine_->core_.executor.late_events(); }
+  [[deprecated("write late_events()")]] std::size_t late_records() const { return late_events(); }
 
   TraceHook<typename E::Device> const& trace() const { return engine_->core_.trace; }
   /// The span of a unit's update, which begins on compute.
@@ -293,10 +297,11 @@ class Shards {
     for (auto const& operation : engine_->core_.program.norms) engine_->core_.executor.order(operation);
   }
   [[gnu::noinline]] void end_reading(bool whole) const {
-    for (auto const& operation : engine_->core_.program.norms) engine_->core_.executor.note(operation, whole);
+    for (auto const& operation : engine_->core_.program.norms)
+      engine_->core_.executor.record_accesses(operation, whole);
   }
-  [[gnu::noinline]] void begin_write(step::Operation const& operation, bool updates) const {
-    if (auto const& offload = engine_->core_.offload; offload) offload->begin_write(operation.unit, updates);
+  [[gnu::noinline]] void before_write(step::Operation const& operation, bool updates) const {
+    if (auto const& offload = engine_->core_.offload; offload) offload->before_write(operation.unit, updates);
     engine_->core_.executor.order(operation);
   }
   /// @param whole  false: an exception has ended the scope
@@ -304,7 +309,7 @@ class Shards {
     if (auto const& offload = engine_->core_.offload; offload)
       offload->end_write(operation.unit, updates, whole);
     else
-      engine_->core_.executor.note(operation, whole);
+      engine_->core_.executor.record_accesses(operation, whole);
     if (!updates || !whole) return;
     passes().note_update(operation);
   }

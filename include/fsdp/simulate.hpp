@@ -48,20 +48,20 @@ struct Costs {
   std::array<double, step::groups> factor{1, 1, 1, 1, 1, 1};
   /// Times of modules' kernels by phase and use, in the order of declaration: a trace contains them. One for each use,
   /// or none: the primitive's cost. A use that is recomputed takes its time of a forward pass.
-  std::array<std::vector<double>, phases.size()> modules{};
+  std::array<std::vector<double>, pass_kinds.size()> modules{};
 
   Cost& operator[](step::Primitive which) { return primitive[static_cast<std::size_t>(which)]; }
   double& operator[](step::Group which) { return factor[static_cast<std::size_t>(which)]; }
-  std::vector<double>& operator[](Phase phase) { return modules[static_cast<std::size_t>(phase)]; }
-  double of(step::Operation const& operation, step::Position const& at) const {
+  std::vector<double>& operator[](PassKind kind) { return modules[static_cast<std::size_t>(kind)]; }
+  double of(step::Operation const& operation, step::RunPosition const& at) const {
     if (operation.beside) return 0;  // its module's first operation has the cost
     bool const again = operation.primitive == step::Primitive::recompute;
-    auto const& module = modules[static_cast<std::size_t>(again ? Phase::forward : at.phase)];
+    auto const& module = modules[static_cast<std::size_t>(again ? PassKind::forward : at.kind)];
     if (computes(operation.primitive) && !module.empty()) {
       FSDP_EXPECTS(
           at.use < module.size(),
           "simulate: got times of {} modules for {}, but the program has use {}; give one for each use, or none",
-          module.size(), name(at.phase), at.use);
+          module.size(), name(at.kind), at.use);
       return module[at.use];
     }
     return fastest(operation).of(operation) * factor[static_cast<std::size_t>(operation.group)];
@@ -240,7 +240,7 @@ struct Simulation {
   /// The end of the last operation of a primitive in a step.
   double end_of(step::Primitive primitive, std::uint32_t step = 0, std::size_t rank = 0) const {
     return end_if([&](step::Operation const& operation,
-                      step::Position const& at) { return operation.primitive == primitive && at.step == step; },
+                      step::RunPosition const& at) { return operation.primitive == primitive && at.step == step; },
                   rank);
   }
 };

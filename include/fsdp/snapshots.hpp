@@ -85,7 +85,7 @@ class Snapshots {
   SnapshotTaken take(O& optimizer, std::int64_t step, nlohmann::ordered_json extra = nullptr,
                      bool without_frozen = false) {
     using namespace checkpoint;
-    auto const turn = engine_->shards().enter("Snapshots::take");
+    auto const entry = engine_->shards().enter("Snapshots::take");
     RunState<E> const state(*engine_, optimizer);
     engine_->shards().passes().expect_at_rest("a snapshot is to be taken");
     engine_->shards().passes().expect_not_swapped("a snapshot is to be taken");
@@ -386,7 +386,7 @@ LoadedCheckpoint load_snapshot(E& engine, O& optimizer, FoundSnapshot const& fou
   using namespace checkpoint;
   auto& world = engine.world();
   {
-    auto const turn = engine.shards().enter("load_snapshot");
+    auto const entry = engine.shards().enter("load_snapshot");
     RunState<E> const state(engine, optimizer);
     engine.seal();
     std::vector<int> mine;

@@ -237,7 +237,7 @@ TEST_CASE("memory grows with what a rank sends, not with what it announces", "[t
   Ranks group;
   group.start(0, [&] { TcpGroup(place(0, 2, port), patience, ours).exchange("", "texts"); });
   group.start(1, [&] {
-    Socket const first = knock("127.0.0.1", port, "", 0, {1, 2}, ours, soon());
+    Socket const first = connect_to_root("127.0.0.1", port, "", 0, {1, 2}, ours, soon());
     struct {
       std::uint64_t sequence = 0, bytes = 0;
       fsdp::comm::Text what;

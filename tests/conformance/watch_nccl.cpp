@@ -11,8 +11,8 @@
 
 namespace {
 
+using fsdp::comm::CallDescription;
 using fsdp::comm::Collective;
-using fsdp::comm::Operation;
 using fsdp::nccl::Watch;
 using fsdp::testing::in_child;
 using std::chrono::milliseconds;

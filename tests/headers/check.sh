@@ -160,6 +160,13 @@ if [[ $kind != nvcc ]]; then
     [[ ${#former[@]} -gt 0 && $(grep -c 'warning: .* now' "$work/former.log") == "${#former[@]}" ]] ||
     { echo "FAILED former paths of headers"; head -n 20 "$work/former.log"; failed=1; }
 fi
+# So do former names in code. (clang++ does not warn of all of them.)
+if [[ $kind == gcc ]]; then
+  names=$FSDP_SOURCE/tests/headers/former_names.hpp
+  "$compiler" -std=c++20 -I"$include" -idirafter "$FSDP_FMT_INCLUDE" -fsyntax-only -x c++ "$names" 2>"$work/former_names.log" &&
+    diff <(grep -n '// warns$' "$names" | cut -d: -f1) <(sed -nE 's/.*former_names\.hpp:([0-9]+):[0-9]+: warning.*deprecated.*/\1/p' "$work/former_names.log" | sort -nu) ||
+    { echo "FAILED former names"; head -n 20 "$work/former_names.log"; failed=1; }
+fi
 rm -f "$work"/*.{gch,pch}
 echo "$kind: $(((${#first[@]} + ${#alone[@]}) / 2)) headers alone, ${#together[@]} together"
 exit $failed

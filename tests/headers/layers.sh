@@ -107,6 +107,9 @@ found=$(long_functions)
 while read -r file; do
   head -n 1 "$file" | grep -qx '// SPDX-License-Identifier: Apache-2.0' || complain "$file: the first line is not the licence"
   grep -q '^#pragma once$' "$file" || complain "$file: no #pragma once"
+  # Without version.hpp the macro of the namespace would be its name. As files form no circle, each one needs to reach another.
+  [[ $file == ./version.hpp ]] || ! grep -q FSDP_VERSION_NAMESPACE "$file" || grep -q '^#include "fsdp/' "$file" ||
+    complain "$file: names the versioned namespace, and does not include fsdp/version.hpp"
 done < <(find . -name '*.hpp')
 # With the folders above: the core reaches no header of a backend.
 backends='#include <(mpi|nccl|cuda_runtime|cuda_runtime_api)\.h>'
@@ -126,4 +129,6 @@ parsers='[Jj]son::parse\('
 if grep -rnE "$parsers" --include='*.hpp' --include='*.cpp' "$FSDP_SOURCE/include" "$FSDP_SOURCE/examples" |
   grep -v '/report/trace_reader\.cpp:'; then complain "JSON is read by fsdp::checkpoint::parse_json"; fi
 grep -qE "$parsers" "$FSDP_SOURCE/examples/transformer/report/trace_reader.cpp" || complain "the search for JSON parsers finds none"
+# The faults that are injected by hand name calls of headers, which change.
+if command -v python3 >/dev/null; then bash "$FSDP_SOURCE/tests/standin/faults.sh" --list >/dev/null || complain "tests/standin/faults.txt is out of date"; fi
 exit $failed

@@ -104,7 +104,7 @@ Measured measure(fsdp::ShardingStrategy const& strategy, Setup const& setup, int
     };
     auto const micro_step = [&](bool last) {
       auto const waits = engine.no_sync(setup.mode == Mode::unsynced && !last);
-      auto const sums_wait = engine.no_replica_sync(setup.mode == Mode::replica && !last);
+      auto const group_sums_wait = engine.no_replica_sync(setup.mode == Mode::replica && !last);
       forward(), backward();
     };
     {

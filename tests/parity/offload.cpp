@@ -207,7 +207,7 @@ TEST_CASE("the device has two units' state, host memory all of it, as planned") 
         patches.step({.step = 1});
         moved.step();
         RANK_CHECK(account.reserved(MemoryTag::offloaded) == host * all);
-        RANK_CHECK(engine.shards().late_records() == 0);
+        RANK_CHECK(engine.shards().late_events() == 0);
       }
       RANK_CHECK(account.reserved(MemoryTag::optimizer) == 0 && account.live(MemoryTag::optimizer) == 0);
       return 0;
@@ -381,7 +381,7 @@ TEST_CASE("averages of offloaded masters are those of masters on the device") {
         look();
       }
       look();
-      RANK_CHECK(engine.shards().late_records() == 0);
+      RANK_CHECK(engine.shards().late_events() == 0);
       return values;
     });
   };

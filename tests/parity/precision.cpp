@@ -59,7 +59,7 @@ Snapshot one_pass(int ranks, fsdp::ShardingStrategy const& strategy = fsdp::Full
     for (int micro = 0; micro < micro_steps; ++micro) {
       bool const last = micro + 1 == micro_steps;
       auto const waits = engine.no_sync(before == Before::wait && !last);
-      auto const sums_wait = engine.no_replica_sync(before == Before::sum_in_group && !last);
+      auto const group_sums_wait = engine.no_replica_sync(before == Before::sum_in_group && !last);
       patches.step({.step = micro});
     }
     engine.synchronize();

@@ -66,7 +66,7 @@ TEST_CASE("clock: an operation waits for what it accesses, and for its stream") 
   auto const operation = [](Primitive primitive, StreamKind stream,
                             std::initializer_list<fsdp::step::Access> accesses) {
     auto made = fsdp::step::make_operation(primitive, stream, Operation::none, accesses);
-    if (is_ordered(primitive)) made.meets.fill(fsdp::step::all_users);
+    if (is_ordered(primitive)) made.conflicts.fill(fsdp::step::all_accessors);
     return made;
   };
   PaperStep const of(equal_units(3, 4));
@@ -244,7 +244,7 @@ TEST_CASE("clock: a buffer is written again when the slowest peer has read it") 
   of.run.forward(0);
   of.run.forward(1);
   auto const timed = simulated(of, std::vector{unit_costs(0, 1), unit_costs(0, 3)});
-  auto const is_second_cast = [](Operation const& operation, fsdp::step::Position const&) {
+  auto const is_second_cast = [](Operation const& operation, fsdp::step::RunPosition const&) {
     return operation.primitive == Primitive::cast && operation.unit == 1;
   };
   CHECK(timed.end_if(is_second_cast, 0) == 3);

@@ -22,8 +22,8 @@ using Counted = toy::Counting<Local>;
 template <class E>
 struct Flags : fsdp::testing::BackwardScopes<E> {
   using fsdp::testing::BackwardScopes<E>::BackwardScopes;
-  fsdp::Facts start = fsdp::left_by(fsdp::plain_step);
-  fsdp::Facts facts() const { return start | this->flags().facts(); }
+  fsdp::StepFlags start = fsdp::flags_after(fsdp::plain_step);
+  fsdp::StepFlags step_flags() const { return start | this->flags().step_flags(); }
 };
 
 /// Rank 0's tally of one training step after a first one. `before(flags, last)` is called before each micro-step. What
@@ -46,11 +46,11 @@ toy::Tally one_step(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run 
         before(flags, micro + 1 == run.micro_steps);
         auto const from = tally->entries.size();
         network.step(step);
-        for (auto const phase : {fsdp::Phase::forward, fsdp::Phase::backward})
-          if (!(count(engine.program(), phase, flags.facts()) ==
-                toy::counts_of(*tally, from, std::string(name(phase)))))
+        for (auto const kind : {fsdp::PassKind::forward, fsdp::PassKind::backward})
+          if (!(count(engine.program(), kind, flags.step_flags()) ==
+                toy::counts_of(*tally, from, std::string(name(kind)))))
             throw std::logic_error("the program of\n" + to_text(engine.program()) + "counts something else");
-        flags.start = fsdp::left_by(flags.facts());
+        flags.start = fsdp::flags_after(flags.step_flags());
       }
       auto const norm = fsdp::clip_grad_norm(engine, 1.0f);
       adamw.step(norm);

@@ -174,7 +174,7 @@ Outcome started(Run const& run, Fails all_fail) {
     Engine engine(mesh, run.strategy, {.trap_stale_pointers = true});
     fsdp::UnitId root, unit;
     fsdp::UseId held;
-    std::vector<fsdp::TensorPlace> places;
+    std::vector<fsdp::TensorId> places;
     std::unique_ptr<Sharded> first, last;
     std::vector<Sharded> layers;
     fsdp::PathId path;
@@ -403,7 +403,7 @@ TEST_CASE("a module that calls its engine while it is added is refused, and is n
         [&] { engine.shard(std::vector<Part>(2), "c"); },
         [&] { engine.add_unit("c"); },
         [&] {
-          std::vector<fsdp::TensorPlace> places;
+          std::vector<fsdp::TensorId> places;
           engine.declare_use(root, "c", {{"c.w", {5}}}, places);
         },
         [&] { engine.seal(); },

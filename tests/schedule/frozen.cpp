@@ -83,7 +83,7 @@ std::vector<float> trained(fsdp::ShardingStrategy const& strategy, int ranks, Ca
     descend(engine, of, freeze, network);
     if (auto const problem = check_program(engine.program(), engine.plan_input()); !problem.empty())
       throw std::logic_error(problem + "\n" + to_text(engine.program()));
-    if (engine.shards().late_records() != 0) throw std::logic_error("an event is late");
+    if (engine.shards().late_events() != 0) throw std::logic_error("an event is late");
     auto const plan = memory_plan(engine.program(), engine.plan_input());
     if (plan.reserved() - plan.optimizer != engine.account().reserved_state())
       throw std::logic_error("the account is not as planned");

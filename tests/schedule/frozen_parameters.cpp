@@ -121,7 +121,7 @@ Result train(Run of) {
     }
     if (auto const problem = check_program(engine.program(), engine.plan_input()); !problem.empty())
       throw std::logic_error(problem + "\n" + to_text(engine.program()));
-    if (engine.shards().late_records() != 0) throw std::logic_error("an event is late");
+    if (engine.shards().late_events() != 0) throw std::logic_error("an event is late");
     auto input = engine.plan_input();
     input.moments = 1;
     auto const plan = memory_plan(engine.program(), input);

@@ -52,7 +52,7 @@ struct Model {
       : mesh(std::move(comm)), engine(mesh, strategy, options, compute), begins_sums(sets) {
     for (int i = 0; i < depth; ++i) {
       auto const name = std::to_string(i);
-      std::vector<fsdp::TensorPlace> places;
+      std::vector<fsdp::TensorId> places;
       std::vector<fsdp::DeclaredTensor> tensors;
       tensors.push_back({name + ".w", {width}, {.init = fsdp::init::given(7)}, false, sets});
       auto& unit = units.emplace_back();
@@ -68,7 +68,7 @@ struct Model {
   void write_gradients(Use& use) {
     auto const* const w = use.parameters();
     auto* const g = use.gradients();
-    bool const begins = begins_sums && use.unit().begin_gradient(0);
+    bool const begins = begins_sums && use.unit().is_first_write(0);
     for (std::int64_t i = 0; i < width; ++i) {
       float const gradient = w[i] - 3.0f - static_cast<float>(engine.rank());
       g[i] = begins ? gradient : g[i] + gradient;
@@ -164,7 +164,7 @@ TEST_CASE("initial values of the caller fill what each rank keeps, which is know
     fsdp::local::run(ranks, fsdp::host::Device{}, [&](Comm comm) {
       Model model(std::move(comm), fsdp::FullShard{}, true);
       auto const shards = model.engine.shards();
-      auto const before = shards.kept(shards[model.units[1]]);
+      auto const before = shards().shard_segments(shards[model.units[1]]);
       auto const weights = model.weights();
       if (model.engine.rank() == 0)
         for (std::int64_t i = 0; i < width * depth; ++i)
@@ -185,7 +185,7 @@ TEST_CASE("ranks whose initial values have other hashes are refused, as are give
     fsdp::local::run(2, fsdp::host::Device{}, [&](Comm comm) {
       fsdp::Mesh mesh{std::move(comm)};
       Engine engine{mesh, fsdp::FullShard{}};
-      std::vector<fsdp::TensorPlace> places;
+      std::vector<fsdp::TensorId> places;
       fsdp::UnitId unit;
       auto const hash = static_cast<std::uint64_t>(engine.rank());
       engine.declare_use(fsdp::UnitOptions{}, "a", {{"a.w", {4}, {.init = fsdp::init::given(hash)}}}, places, unit);
@@ -335,7 +335,7 @@ TEST_CASE("the end of a held use throws what a task threw, and ends the pass") {
     fsdp::local::run(1, fsdp::host::Device{}, [&](Comm comm) {
       fsdp::Mesh mesh{std::move(comm)};
       Engine engine{mesh, fsdp::FullShard{}};
-      std::vector<fsdp::TensorPlace> places;
+      std::vector<fsdp::TensorId> places;
       fsdp::UnitId unit;
       auto const use = engine.declare_use(fsdp::UnitOptions{}, "a", {{"a.w", {4}}}, places, unit);
       Held held{engine};

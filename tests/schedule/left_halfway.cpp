@@ -71,7 +71,7 @@ Outcome train(fsdp::ShardingStrategy const& strategy, int ranks, fsdp::EngineOpt
     engine.synchronize();
     auto const live = engine.account().live(fsdp::MemoryTag::reduce);
     if (before.waits) {
-      auto const sums_wait = engine.no_replica_sync();
+      auto const group_sums_wait = engine.no_replica_sync();
       auto const gradients_wait = engine.no_sync(strategy.shards && !strategy.grouped);
       forward();
       backward(64.0f, layers.size());

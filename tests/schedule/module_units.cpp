@@ -189,7 +189,7 @@ template <class E>
 void expect_sound(E& engine, int moments = 0) {
   if (auto const problem = check_program(engine.program(), engine.plan_input()); !problem.empty())
     throw std::logic_error(problem + "\n" + to_text(engine.program()));
-  if (engine.shards().late_records() != 0) throw std::logic_error("an event is late");
+  if (engine.shards().late_events() != 0) throw std::logic_error("an event is late");
   auto input = engine.plan_input();
   input.moments = moments;
   auto const plan = memory_plan(engine.program(), input);

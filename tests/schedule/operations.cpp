@@ -291,8 +291,8 @@ void run_row(Row const& row) {
     // Half passes are left where others end: what they leave is waited for by late records.
     bool const whole =
         row.between == engine_table::Between::nothing || row.between == engine_table::Between::frozen_passes;
-    if (whole && engine.shards().late_records() > 0)
-      engine_table::wrong(fmt::format("rank {}: {} late records", engine.rank(), engine.shards().late_records()));
+    if (whole && engine.shards().late_events() > 0)
+      engine_table::wrong(fmt::format("rank {}: {} late records", engine.rank(), engine.shards().late_events()));
     if (engine.rank() != 0) return;  // the list is the same on all ranks
     std::vector<bool> padded;
     for (auto const& unit : engine.plan_input().units) padded.push_back(unit.padded);

@@ -298,10 +298,10 @@ Result follow(Case const& of) {
       counts.push_back(toy::counts_of(*tally, 0, "forward"));
       counts.push_back(toy::counts_of(*tally, 0, "backward"));
       if (of.micro_steps == 1) {
-        require(counts.back() == count(engine.program(), fsdp::Phase::backward, fsdp::plain_step, paths[path].index),
+        require(counts.back() == count(engine.program(), fsdp::PassKind::backward, fsdp::plain_step, paths[path].index),
                 "the engine counts otherwise than its program");
         require(counts[counts.size() - 2] ==
-                    count(engine.program(), fsdp::Phase::forward, fsdp::plain_step, paths[path].index),
+                    count(engine.program(), fsdp::PassKind::forward, fsdp::plain_step, paths[path].index),
                 "the engine counts otherwise than its program");
       }
       require(engine.account().live(fsdp::MemoryTag::gather) == 0, "a backward pass leaves parameters");
@@ -309,7 +309,7 @@ Result follow(Case const& of) {
       losses.push_back(chain.loss());
     }
     expect_as_planned(engine);
-    require(engine.shards().late_records() == 0, "an event is late");
+    require(engine.shards().late_events() == 0, "an event is late");
     auto parameters = named(engine);
     if (engine.rank() == 0) result = {std::move(losses), std::move(parameters), std::move(counts)};
   });
@@ -658,7 +658,7 @@ TEST_CASE("an engine may have hundreds of paths: those that it follows have the 
         chain.micro_step(all[script[i]], static_cast<std::int64_t>(i));
         if (i % 3 != 0) adamw.step();
       }
-      require(engine.shards().late_records() == 0, "an event is late");
+      require(engine.shards().late_events() == 0, "an event is late");
       auto values = named(engine);
       if (engine.rank() == 0) parameters = std::move(values);
     });
@@ -968,17 +968,15 @@ void check_programs(unsigned seed, int programs) {
     auto plain = input;
     plain.paths = {};
     auto const declared = compile_program(plain);
-    for (auto const phase : fsdp::phases) {
-      CHECK(
-          (count(program, phase, fsdp::plain_step).all_gather == count(declared, phase, fsdp::plain_step).all_gather));
-      CHECK(
-          (count(program, phase, fsdp::plain_step).all_reduce == count(declared, phase, fsdp::plain_step).all_reduce));
+    for (auto const kind : fsdp::pass_kinds) {
+      CHECK((count(program, kind, fsdp::plain_step).all_gather == count(declared, kind, fsdp::plain_step).all_gather));
+      CHECK((count(program, kind, fsdp::plain_step).all_reduce == count(declared, kind, fsdp::plain_step).all_reduce));
     }
     // Without the conditions on contents, some micro-step opens a slot whose gradients wait, or adds no sum.
     bool some = false;
     program.for_each([&](fsdp::step::Operation& operation) {
-      some = some || operation.given == fsdp::step::Given::none_waits;
-      operation.given = fsdp::step::Given::always;
+      some = some || operation.condition == fsdp::step::Condition::none_waits;
+      operation.condition = fsdp::step::Condition::always;
     });
     conditions += some ? 1u : 0u;
     found += some && !check_program(program, input).empty() ? 1u : 0u;

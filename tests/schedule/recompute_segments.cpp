@@ -219,17 +219,17 @@ Result train(Case const& of, std::size_t per_segment) {
       // Without segments, a pass may gather fewer: below the lowest layer that trains, nothing.
       counts.push_back(toy::counts_of(*tally, 0, "forward"));
       counts.push_back(toy::counts_of(*tally, 0, "backward"));
-      require(
-          counts.back() == count(engine.program(), fsdp::Phase::backward,
-                                 of.waits ? fsdp::starts_sharded | fsdp::drops | fsdp::syncs_all | fsdp::gradients_wait
-                                          : fsdp::plain_step),
-          "the engine counts otherwise than its program");
+      require(counts.back() ==
+                  count(engine.program(), fsdp::PassKind::backward,
+                        of.waits ? fsdp::starts_sharded | fsdp::reshards | fsdp::syncs_all | fsdp::gradients_wait
+                                 : fsdp::plain_step),
+              "the engine counts otherwise than its program");
       require(engine.account().live(fsdp::MemoryTag::gather) == 0, "a backward pass leaves parameters");
       adamw.step(fsdp::clip_grad_norm(engine, 1.0f));
       engine.synchronize();
       losses.push_back(loss);
     }
-    require(engine.shards().late_records() == 0, "an event is late");
+    require(engine.shards().late_events() == 0, "an event is late");
     auto const plan = memory_plan(engine.program(), engine.plan_input());
     require(plan.reserved() == engine.account().reserved_state(), "the account is not as planned");
     require(engine.account().peak_live_state() <= plan.live_most, "more bytes are in use than planned");
@@ -685,8 +685,8 @@ TEST_CASE("without prefetch a segment needs as many gather buffers as it has uni
         auto const& program = engine.program();
         INFO("prefetch " << prefetch << ", " << per_segment << " a segment\n" << to_text(program, fsdp::plain_step));
         CHECK(program.gather_slots.size() == std::max(per_segment, static_cast<std::size_t>(prefetch) + 1));
-        CHECK(count(program, fsdp::Phase::backward, fsdp::plain_step).all_gather.calls == depth);
-        CHECK(program.turns(fsdp::Phase::backward).size() == 2 * depth);
+        CHECK(count(program, fsdp::PassKind::backward, fsdp::plain_step).all_gather.calls == depth);
+        CHECK(program.turns(fsdp::PassKind::backward).size() == 2 * depth);
       });
     }
   }
@@ -709,9 +709,9 @@ TEST_CASE("a segment in which backward ends is gathered once as a whole, and seg
         if (engine.rank() != 0) return;
         INFO(per_segment << " a segment\n" << to_text(engine.program(), fsdp::plain_step));
         // ShardGradOp keeps them after forward.
-        CHECK(count(engine.program(), fsdp::Phase::backward, fsdp::plain_step).all_gather.calls ==
+        CHECK(count(engine.program(), fsdp::PassKind::backward, fsdp::plain_step).all_gather.calls ==
               (reshards ? gathered : 0));
-        CHECK(engine.program().turns(fsdp::Phase::backward).size() == 2 + gathered);
+        CHECK(engine.program().turns(fsdp::PassKind::backward).size() == 2 + gathered);
       });
     }
   }

@@ -140,7 +140,7 @@ std::vector<float> train(Case const& of, By by, Look const& look) {
     }
     if (auto const problem = check_program(engine.program(), engine.plan_input()); !problem.empty())
       wrong(problem + "\n" + to_text(engine.program()));
-    if (engine.shards().late_records() != 0) wrong("an event is late");
+    if (engine.shards().late_events() != 0) wrong("an event is late");
     auto parameters = toy::parameters(engine);
     if (first) result = std::move(parameters);
   });
@@ -265,7 +265,7 @@ std::string streams_of(int ranks, fsdp::ShardingStrategy const& strategy, fsdp::
     engine.synchronize();
     auto const& program = engine.program();
     std::set<std::string> planned;
-    for (auto const& turn : program.turns(fsdp::Phase::backward))
+    for (auto const& turn : program.turns(fsdp::PassKind::backward))
       for (auto const& operation : turn.after)
         if (operation.primitive == fsdp::step::Primitive::hook)
           planned.insert(program.units[operation.unit].name + " on " + std::string(name(operation.stream)));

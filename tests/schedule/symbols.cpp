@@ -31,8 +31,8 @@ using fsdp::step::Executed;
 using fsdp::step::Mode;
 using fsdp::step::Operation;
 using fsdp::step::Pool;
-using fsdp::step::Position;
 using fsdp::step::Primitive;
+using fsdp::step::RunPosition;
 using fsdp::testing::equal_units;
 using fsdp::testing::input_at_random;
 using fsdp::testing::offloading;
@@ -60,7 +60,7 @@ void half_a_pass(PaperStep& of, std::mt19937& random) {
   bool const in_backward = random() % 2 == 0;
   for (std::size_t use = 0; use < (in_backward ? uses : random() % uses); ++use) of.run.forward(use);
   if (!in_backward) return;
-  auto const& turns = of.program.turns(fsdp::Phase::backward);
+  auto const& turns = of.program.turns(fsdp::PassKind::backward);
   auto const done = 1 + random() % turns.size();
   for (std::size_t i = 0; i < done; ++i) of.run.backward(turns[i].use, flags, turns[i].recomputes());
 }
@@ -285,7 +285,7 @@ TEST_CASE("symbols: a sum over ranks before backward has written all of it is fo
   auto const mutants = expect_all_found([](PaperStep const&, List const& list, std::size_t i, auto const& found) {
     auto const& [operation, at] = list[i];
     bool const sums = operation.primitive == Primitive::all_reduce || operation.primitive == Primitive::reduce_scatter;
-    if (!sums || at.use == Position::no_use) return;
+    if (!sums || at.use == RunPosition::no_use) return;
     auto mutant = list;
     // Where it is rounded first, the rounding comes too early.
     auto from = i;
@@ -317,18 +317,18 @@ TEST_CASE("symbols: a fault of a program is found in some kind of micro-step") {
   int faults = 0;
   for (auto const& input : kinds_of_steps()) {
     auto const program = fsdp::compile_program(input);
-    for (auto const phase : {fsdp::Phase::forward, fsdp::Phase::backward}) {
-      for (std::size_t turn = 0; turn < program.turns(phase).size(); ++turn) {
+    for (auto const kind : {fsdp::PassKind::forward, fsdp::PassKind::backward}) {
+      for (std::size_t turn = 0; turn < program.turns(kind).size(); ++turn) {
         for (bool const before : {true, false}) {
-          auto const& operations = before ? program.turns(phase)[turn].before : program.turns(phase)[turn].after;
+          auto const& operations = before ? program.turns(kind)[turn].before : program.turns(kind)[turn].after;
           for (std::size_t i = 0; i < operations.size(); ++i) {
             if (!moves(operations[i].primitive)) continue;
             auto faulty = program;
-            auto& turns = faulty.turns(phase)[turn];
+            auto& turns = faulty.turns(kind)[turn];
             auto& fewer = before ? turns.before : turns.after;
             fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(i));
             ++faults;
-            INFO(name(phase) << ", turn " << turn << ", " << name(operations[i].primitive));
+            INFO(name(kind) << ", turn " << turn << ", " << name(operations[i].primitive));
             CHECK(check_program(faulty, input) != "");
           }
         }

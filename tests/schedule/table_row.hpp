@@ -28,8 +28,8 @@
 
 namespace engine_table {
 
-using fsdp::Facts;
-using fsdp::Phase;
+using fsdp::PassKind;
+using fsdp::StepFlags;
 
 // Values that rows of the table choose from. If two values cannot be combined, the axis of the later one takes its
 // first value.
@@ -158,41 +158,41 @@ class Watch {
   }
   /// Called between a use's operations.
   void look(void const* parameters, void const* gradients) {
-    expect_bytes(fmt::format("{} of use {}", name(phase_), use_));
+    expect_bytes(fmt::format("{} of use {}", name(kind_), use_));
     // A use that is recomputed finds its parameters where its backward finds them.
     for (auto const& [buffer, address] : {std::pair(0, parameters), std::pair(recomputes_ ? 2 : 1, gradients)}) {
-      auto const [entry, is_new] = addresses_.try_emplace({phase_, use_, buffer}, address);
-      if (!is_new && entry->second != address) wrong(fmt::format("{} of use {}: another address", name(phase_), use_));
+      auto const [entry, is_new] = addresses_.try_emplace({kind_, use_, buffer}, address);
+      if (!is_new && entry->second != address) wrong(fmt::format("{} of use {}: another address", name(kind_), use_));
     }
     ++looks_;
   }
   /// Calls a module as one use of a pass.
   template <class Call>
-  void use(Phase phase, std::size_t use, bool recomputes, Facts facts, Call const& call) {
-    phase_ = phase, use_ = use, recomputes_ = recomputes;
-    auto const& turn = engine_->program().turn(phase, use, recomputes);
-    run(turn.before, facts);
+  void use(PassKind kind, std::size_t use, bool recomputes, StepFlags flags, Call const& call) {
+    kind_ = kind, use_ = use, recomputes_ = recomputes;
+    auto const& turn = engine_->program().turn(kind, use, recomputes);
+    run(turn.before, flags);
     auto const looks = looks_;
     call();
     if (looks_ != looks + 1) wrong("nobody looked");
-    run(turn.after, facts);
-    expect_bytes(fmt::format("{} of use {} is over", name(phase), use));
+    run(turn.after, flags);
+    expect_bytes(fmt::format("{} of use {} is over", name(kind), use));
   }
   fsdp::detail::LiveBytes& live() { return live_; }
 
  private:
-  void run(std::vector<fsdp::step::Operation> const& operations, Facts facts) {
+  void run(std::vector<fsdp::step::Operation> const& operations, StepFlags flags) {
     for (auto const& operation : operations)
-      if (operation.runs(facts)) live_.run(operation);
+      if (operation.runs(flags)) live_.run(operation);
   }
   E* engine_;
   std::int64_t rest_;
   fsdp::detail::LiveBytes live_;
-  Phase phase_{};
+  PassKind kind_{};
   std::size_t use_ = 0;
   bool recomputes_ = false;
   int looks_ = 0;
-  std::map<std::tuple<Phase, std::size_t, int>, void const*> addresses_;
+  std::map<std::tuple<PassKind, std::size_t, int>, void const*> addresses_;
 };
 
 /// A call of a rank's run.
@@ -353,9 +353,9 @@ class Rank {
         if (row_.between == Between::evaluations && micro < 2) evaluate(micro == 1);
         if (row_.between == Between::frozen_passes) freeze();
         set_flags(micro + 1 == micro_steps);
-        pass(Phase::forward);
-        pass(Phase::backward);
-        facts_ = left_by(facts_);
+        pass(PassKind::forward);
+        pass(PassKind::backward);
+        facts_ = flags_after(facts_);
       }
       // Measured again, it is written where peers may still read the first.
       if (row_.between == Between::evaluations) static_cast<void>(measure());
@@ -363,7 +363,7 @@ class Rank {
       sgd_->step(norm);
       calls_.push_back({Call::Kind::update});
       if (offloaded().masters) touch_masters();
-      facts_ = fsdp::left_by(fsdp::plain_step);
+      facts_ = fsdp::flags_after(fsdp::plain_step);
       watch_->live().reshard();
       watch_->expect_bytes("between steps");
     }
@@ -442,16 +442,16 @@ class Rank {
     scopes_->no_sync(!flags.gradient_sync);
     scopes_->no_replica_sync(!flags.replica_sync);
     scopes_->keep_unsharded(!flags.reshard);
-    facts_ = facts_ | flags.facts();
+    facts_ = facts_ | flags.step_flags();
     flags_ = flags;
   }
-  void use(Phase phase, std::size_t at, bool recomputes = false) {
-    bool const in_forward = phase == Phase::forward || phase == Phase::evaluation;
-    calls_.push_back({in_forward                 ? Call::Kind::forward
-                      : phase == Phase::backward ? Call::Kind::backward
-                                                 : Call::Kind::activations,
+  void use(PassKind kind, std::size_t at, bool recomputes = false) {
+    bool const in_forward = kind == PassKind::forward || kind == PassKind::evaluation;
+    calls_.push_back({in_forward                   ? Call::Kind::forward
+                      : kind == PassKind::backward ? Call::Kind::backward
+                                                   : Call::Kind::activations,
                       at, flags_, recomputes});
-    watch_->use(phase, at, recomputes, facts_, [&] {
+    watch_->use(kind, at, recomputes, facts_, [&] {
       if (recomputes) {
         modules_[at].recompute(*watch_);
       } else if (!in_forward) {
@@ -461,52 +461,52 @@ class Rank {
       }
     });
   }
-  void pass(Phase phase) {
+  void pass(PassKind kind) {
     tally_->entries.clear();
-    turns(phase);
-    if (!(toy::counts_of(*tally_) == count(engine_.program(), phase, facts_)))
-      wrong(fmt::format("rank {}: {} counts otherwise\n{}", engine_.rank(), name(phase), to_text(engine_.program())));
+    turns(kind);
+    if (!(toy::counts_of(*tally_) == count(engine_.program(), kind, facts_)))
+      wrong(fmt::format("rank {}: {} counts otherwise\n{}", engine_.rank(), name(kind), to_text(engine_.program())));
   }
   /// The turns of a pass. @param most  at most so many
-  void turns(Phase phase, std::size_t most = ~std::size_t{0}) {
-    auto const& all = engine_.program().turns(phase);
-    for (std::size_t i = 0; i < std::min(most, all.size()); ++i) use(phase, all[i].use, all[i].recomputes());
+  void turns(PassKind kind, std::size_t most = ~std::size_t{0}) {
+    auto const& all = engine_.program().turns(kind);
+    for (std::size_t i = 0; i < std::min(most, all.size()); ++i) use(kind, all[i].use, all[i].recomputes());
   }
   /// An evaluation, after a forward pass that it ends or after none.
   void evaluate(bool in_forward) {
     auto const waiting = facts_;
-    if (in_forward) use(Phase::forward, 0), use(Phase::forward, 1);
+    if (in_forward) use(PassKind::forward, 0), use(PassKind::forward, 1);
     auto const scope = engine_.evaluation();
     calls_.push_back({Call::Kind::begin_evaluation});
     watch_->live().reshard();
     facts_ = fsdp::plain_step;
-    pass(Phase::evaluation);
+    pass(PassKind::evaluation);
     calls_.push_back({Call::Kind::end_evaluation});
-    facts_ = (waiting & fsdp::waiting_answers) | fsdp::starts_sharded;
+    facts_ = (waiting & fsdp::waiting_flags) | fsdp::starts_sharded;
   }
   /// A backward pass through activations, which leaves parameters unsharded now and then.
   void freeze() {
     auto const waiting = facts_;
     set_flags(false);
-    facts_ = (waiting & ~(fsdp::drop_answers | fsdp::sync_answers)) | (flags_.facts() & fsdp::drop_answers) |
+    facts_ = (waiting & ~(fsdp::reshard_flags | fsdp::sync_flags)) | (flags_.step_flags() & fsdp::reshard_flags) |
              fsdp::syncs_all;
-    pass(Phase::forward);
+    pass(PassKind::forward);
     auto const scope = engine_.frozen_parameters();
-    pass(Phase::activations);
-    facts_ = (left_by(facts_) & fsdp::start_answers) | (waiting & fsdp::waiting_answers);
+    pass(PassKind::frozen_backward);
+    facts_ = (flags_after(facts_) & fsdp::start_flags) | (waiting & fsdp::waiting_flags);
   }
   /// Half a forward pass, half a backward pass, and a whole micro-step, of which nothing is left.
   void discard_passes() {
-    use(Phase::forward, 0), use(Phase::forward, 1);
+    use(PassKind::forward, 0), use(PassKind::forward, 1);
     discard(true);
     set_flags(false);
-    pass(Phase::forward);
-    turns(Phase::backward, 2);
+    pass(PassKind::forward);
+    turns(PassKind::backward, 2);
     discard(true);
     set_flags(false);
-    pass(Phase::forward);
-    pass(Phase::backward);
-    facts_ = left_by(facts_);
+    pass(PassKind::forward);
+    pass(PassKind::backward);
+    facts_ = flags_after(facts_);
     discard(false);
   }
   void discard(bool in_pass) {
@@ -514,8 +514,8 @@ class Rank {
     calls_.push_back({Call::Kind::discard});
     watch_->live().discard();
     if (in_pass) watch_->live().reshard();
-    auto const start = in_pass ? fsdp::starts_sharded : facts_ & fsdp::start_answers;
-    facts_ = start | fsdp::nothing_waits;
+    auto const start = in_pass ? fsdp::starts_sharded : facts_ & fsdp::start_flags;
+    facts_ = start | fsdp::all_reduced;
     watch_->expect_bytes("discarded");
   }
 
@@ -527,7 +527,7 @@ class Rank {
   std::optional<fsdp::Sgd<E>> sgd_;
   std::optional<Watch<E>> watch_;
   std::optional<fsdp::testing::BackwardScopes<E>> scopes_;
-  Facts facts_ = fsdp::left_by(fsdp::plain_step);
+  StepFlags facts_ = fsdp::flags_after(fsdp::plain_step);
   fsdp::BackwardFlags flags_;  ///< of the next backward pass
   std::vector<Call> calls_;
   std::mt19937 random_{7};

@@ -36,8 +36,8 @@ struct Relu {
 };
 
 /// Without the numbers of units, which modules without parameters change.
-std::string text(fsdp::Program const& program, fsdp::Phase phase, fsdp::step::Operation const& operation) {
-  auto words = fmt::format("{} {} {} {}", name(phase), name(operation.primitive), program.units[operation.unit].name,
+std::string text(fsdp::Program const& program, fsdp::PassKind kind, fsdp::step::Operation const& operation) {
+  auto words = fmt::format("{} {} {} {}", name(kind), name(operation.primitive), program.units[operation.unit].name,
                            static_cast<unsigned>(operation.when));
   for (auto const& [cells, mode] : operation.accesses())
     words += fmt::format(" {} {} {}", name(mode), name(cells.pool),
@@ -117,10 +117,10 @@ Outcome train(fsdp::ShardingStrategy const& strategy, fsdp::EngineOptions const&
     mine.plan = fsdp::memory_plan(engine.plan_input());
     // Operations in order, whichever use they belong to: a Relu's use may gather ahead what the next one would gather.
     auto const& program = engine.program();
-    for (auto const phase : fsdp::phases)
-      for (auto const& turn : program.turns(phase))
+    for (auto const kind : fsdp::pass_kinds)
+      for (auto const& turn : program.turns(kind))
         for (auto const* operations : {&turn.before, &turn.after})
-          for (auto const& operation : *operations) mine.program += text(program, phase, operation);
+          for (auto const& operation : *operations) mine.program += text(program, kind, operation);
     mine.calls = calls;
     if (mesh.rank() == 0) outcome = std::move(mine);
   });

@@ -38,13 +38,13 @@ class ProgramDump {
     for (std::uint32_t u = 0; u < program.units.size(); ++u)
       if (program.units[u].trains()) add(program.buffers.of_unit(step::Pool::gradient, u));
     for (auto const& bucket : program.buckets) add(program.buffers.bucket(bucket));
-    line("noted {} events {}", fmt::join(program.noted, " "), fmt::join(program.events, " "));
+    line("noted {} events {}", fmt::join(program.awaitable, " "), fmt::join(program.events, " "));
     for (std::size_t path = 0; path < program.paths(); ++path) {
       line("path '{}'", program.path_name(path));
-      for (auto const phase : phases) {
+      for (auto const phase : pass_kinds) {
         line("pass {}", static_cast<int>(phase));
         for (auto const& turn : program.turns(phase, path)) {
-          line("turn {} {} {}", turn.use, turn.unit, turn.place);
+          line("turn {} {} {}", turn.use, turn.unit, turn.index_in_path);
           add("before", turn.before);
           add(turn.compute);
           add("beside", turn.beside);
@@ -95,12 +95,12 @@ class ProgramDump {
   void add(step::Operation const& of) {
     line("  {} {} {} {:d}{:d}{:d}{:d} {} {:x} {:x} {} {} {} {} {} span {} {:d} {}", static_cast<int>(of.primitive),
          static_cast<int>(of.stream), static_cast<int>(of.group), of.mean, of.beside, of.unless_begun, of.if_begun,
-         static_cast<int>(of.given), unsigned{of.when}, unsigned{of.records}, of.ranks, of.unit, of.bucket, of.elements,
-         of.bytes, static_cast<int>(of.span.name), of.span.ends, of.span.bytes);
+         static_cast<int>(of.condition), unsigned{of.when}, unsigned{of.records}, of.ranks, of.unit, of.bucket,
+         of.elements, of.bytes, static_cast<int>(of.span.name), of.span.ends, of.span.bytes);
     for (std::size_t i = 0; i < of.size; ++i) {
       auto const& access = of.all[i];
       line("    {} {} {} {} {:x}", static_cast<int>(access.cells.pool), access.cells.first, access.cells.count,
-           static_cast<int>(access.mode), unsigned{of.meets[i]});
+           static_cast<int>(access.mode), unsigned{of.conflicts[i]});
     }
   }
 

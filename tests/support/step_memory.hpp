@@ -142,7 +142,7 @@ class StepMemory {
     bool const direct =
         cell.pool == Pool::gradient && engine_->program().units[buffers_->unit_of_gradient(cell.first)].writes_shards;
     auto const u = cell.pool == Pool::gradient ? buffers_->unit_of_gradient(cell.first) : operation.unit;
-    if (buffers_->has_slices(cell.pool) || cell.pool == Pool::kept) return place_in_slot(operation, cell);
+    if (buffers_->has_slices(cell.pool) || cell.pool == Pool::kept_slice) return place_in_slot(operation, cell);
     auto const& at = unit(u);
     auto const shard = at.shard();
     switch (cell.pool) {
@@ -160,7 +160,7 @@ class StepMemory {
   }
   Place place_in_slot(step::Operation const& operation, step::Cells cell) const {
     auto const& program = engine_->program();
-    auto const slot = cell.pool == Pool::kept ? cell.first : cell.first / 2;
+    auto const slot = cell.pool == Pool::kept_slice ? cell.first : cell.first / 2;
     auto const after = [&](std::vector<Slot> const& slots, std::size_t count) {
       std::uintptr_t bytes = 0;
       for (std::size_t i = 0; i < count; ++i) bytes += static_cast<std::uintptr_t>(slots[i].bytes);

@@ -18,7 +18,7 @@
 
 namespace {
 
-using fsdp::Phase;
+using fsdp::PassKind;
 using fsdp::step::Pool;
 using fsdp::step::Primitive;
 
@@ -70,9 +70,9 @@ TEST_CASE("program: memory is what a walk through the step counts, and slots pas
 
     for (bool const evaluating : {false, true}) {
       std::map<std::uint32_t, std::uint32_t> holder;  // of gather slots
-      for (auto const phase : {evaluating ? Phase::evaluation : Phase::forward, Phase::backward}) {
-        if (evaluating && phase == Phase::backward) break;
-        program.for_each(phase, fsdp::plain_step, [&](fsdp::step::Operation const& operation) {
+      for (auto const kind : {evaluating ? PassKind::evaluation : PassKind::forward, PassKind::backward}) {
+        if (evaluating && kind == PassKind::backward) break;
+        program.for_each(kind, fsdp::plain_step, [&](fsdp::step::Operation const& operation) {
           for (auto const& [cells, mode] : operation.accesses()) {
             if (cells.pool != Pool::gather) continue;
             auto const slot = fsdp::step::Buffers::index(cells);

@@ -57,8 +57,8 @@ void never_reshard(fsdp::step::Unit& unit) { unit.reshards_after_forward = false
 void never_shard(fsdp::step::Unit& unit) { unit.sharded = unit.reshards_after_forward = false; }
 
 /// The lines of the passes that train.
-std::string training(fsdp::MemoryPlanInput const& input, fsdp::Facts facts = fsdp::plain_step) {
-  auto const text = to_text(fsdp::compile_program(input), facts);
+std::string training(fsdp::MemoryPlanInput const& input, fsdp::StepFlags flags = fsdp::plain_step) {
+  auto const text = to_text(fsdp::compile_program(input), flags);
   return text.substr(0, text.find("evaluation"));
 }
 
@@ -203,14 +203,14 @@ TEST_CASE("program text: three strategies, a micro-step that stays in its shard 
   input.shards = input.replicas = 2;
   input.allow_no_replica_sync = true;
   using namespace fsdp;
-  CHECK(training(input, starts_sharded | drops | syncs_group | nothing_waits) ==
+  CHECK(training(input, starts_sharded | reshards | syncs_group | all_reduced) ==
         "forward    wte  | all-gather wte->A, all-gather h->own |\n"
         "forward    h    | |\n"
         "forward    head | |\n"
         "backward   head | zero head unless begun, open head |\n"
         "backward   h    | open h->x | close h->own, reduce-scatter h, accumulate h, zero h\n"
         "backward   wte  | open wte->y | close wte->A, reduce-scatter wte, accumulate wte, zero wte\n");
-  CHECK(training(input, starts_sharded | drops | syncs_all | sums_wait) ==
+  CHECK(training(input, starts_sharded | reshards | syncs_all | group_sums_wait) ==
         "forward    wte  | all-gather wte->A, all-gather h->own |\n"
         "forward    h    | |\n"
         "forward    head | |\n"
@@ -286,14 +286,14 @@ TEST_CASE("program text: gradients that wait beside slots too narrow for sums") 
   input.allow_no_sync = true;
   fsdp::testing::set_types(input, {.gradient = fsdp::DType::bf16});
   using namespace fsdp;
-  CHECK(training(input, starts_sharded | drops | syncs_none | nothing_waits) ==
+  CHECK(training(input, starts_sharded | reshards | syncs_none | all_reduced) ==
         "forward    wte  | all-gather wte->A, all-gather h->B | close wte->A\n"
         "forward    h    | all-gather head->A | close h->B\n"
         "forward    head | |\n"
         "backward   head | all-gather h->B, open head->x | close head->A, accumulate head, zero head\n"
         "backward   h    | all-gather wte->A, open h->y | close h->B, accumulate h, zero h\n"
         "backward   wte  | open wte->x | close wte->A, accumulate wte, zero wte\n");
-  CHECK(training(input, starts_sharded | drops | syncs_all | gradients_wait) ==
+  CHECK(training(input, starts_sharded | reshards | syncs_all | gradients_wait) ==
         "forward    wte  | all-gather wte->A, all-gather h->B | close wte->A\n"
         "forward    h    | all-gather head->A | close h->B\n"
         "forward    head | |\n"
@@ -306,7 +306,7 @@ TEST_CASE("program text: gradients that wait where backward writes them") {
   auto input = three_units();
   input.allow_no_sync = true;
   using namespace fsdp;
-  CHECK(training(input, starts_sharded | drops | syncs_none | nothing_waits) ==
+  CHECK(training(input, starts_sharded | reshards | syncs_none | all_reduced) ==
         "forward    wte  | all-gather wte->A, all-gather h->B | close wte->A\n"
         "forward    h    | all-gather head->A | close h->B\n"
         "forward    head | |\n"
@@ -319,14 +319,14 @@ TEST_CASE("program text: parameters that stay for the next micro-step") {
   auto input = three_units();
   input.allow_keep_unsharded = true;
   using namespace fsdp;
-  CHECK(training(input, starts_sharded | keeps | syncs_all | nothing_waits) ==
+  CHECK(training(input, starts_sharded | stays_unsharded | syncs_all | all_reduced) ==
         "forward    wte  | all-gather wte->own, all-gather h->own | close wte->own\n"
         "forward    h    | all-gather head->own | close h->own\n"
         "forward    head | |\n"
         "backward   head | all-gather h->own, open head->x | reduce-scatter head, zero head\n"
         "backward   h    | all-gather wte->own, open h->y | reduce-scatter h, zero h\n"
         "backward   wte  | open wte->x | reduce-scatter wte, zero wte\n");
-  CHECK(training(input, starts_unsharded | drops | syncs_all | nothing_waits) ==
+  CHECK(training(input, starts_unsharded | reshards | syncs_all | all_reduced) ==
         "forward    wte  | | close wte->own\n"
         "forward    h    | | close h->own\n"
         "forward    head | |\n"
@@ -365,8 +365,8 @@ TEST_CASE("program text: a unit of neighbours is gathered for the first of them 
 TEST_CASE("program text: functions of the caller on reduced gradients") {
   auto input = three_units();
   for (auto const u : {0u, 2u}) input.units[u].hooked = true;
-  auto const backward = [&](fsdp::Facts facts) {
-    auto const text = training(input, facts);
+  auto const backward = [&](fsdp::StepFlags flags) {
+    auto const text = training(input, flags);
     return text.substr(text.find("backward"));
   };
   CHECK(backward(fsdp::plain_step) ==
@@ -375,13 +375,13 @@ TEST_CASE("program text: functions of the caller on reduced gradients") {
         "backward   wte  | open wte->x | close wte->A, reduce-scatter wte, zero wte, hook wte\n");
   input.shards = 1, input.replicas = 2;
   input.bucket_bytes = input.first_bucket_bytes = 4096;
-  CHECK(backward(fsdp::any_facts) ==
+  CHECK(backward(fsdp::any_flags) ==
         "backward   head | zero head unless begun, open head |\n"
         "backward   h    | zero h unless begun, open h | all-reduce h bucket 0 if sync, hook head if sync, "
         "all-reduce h bucket 1 if sync\n"
         "backward   wte  | zero wte unless begun, open wte | all-reduce wte bucket 2 if sync, hook wte if sync\n");
   input.replicas = 1;
-  CHECK(backward(fsdp::any_facts) ==
+  CHECK(backward(fsdp::any_flags) ==
         "backward   head | zero head unless begun, open head | hook head if group sync or sync\n"
         "backward   h    | zero h unless begun, open h |\n"
         "backward   wte  | zero wte unless begun, open wte | hook wte if group sync or sync\n");

@@ -70,7 +70,7 @@ class TokenFeed {
   static std::size_t bytes(std::int64_t count) { return static_cast<std::size_t>(count) * sizeof(std::int32_t); }
 
   struct Slot {
-    fsdp::Staging<D, std::int32_t> staging;
+    fsdp::PinnedArray<D, std::int32_t> staging;
     fsdp::AccountedMemory<D const> memory;
     typename D::Event there, read;
     bool used = false;

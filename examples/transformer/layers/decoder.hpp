@@ -273,7 +273,7 @@ class Decoder {
   TokenFeed<Device> feed_;
   fsdp::AccountedMemory<Device const> scalars_;  // training loss, evaluation loss
   fsdp::AccountedMemory<Device const> sampled_;  // (V)
-  fsdp::Staging<Device, double> taken_;
+  fsdp::PinnedArray<Device, double> taken_;
   fsdp::UnitId root_;
   typename E::template Sharded<Embedding> embedding_;
   std::vector<typename E::template Sharded<Block>> blocks_;

@@ -98,8 +98,8 @@ void stranger_answers(std::string const& text) {
   auto const listener = bootstrap::listen_on("127.0.0.1", 0);
   std::thread other([&] { say(bootstrap::accept_from(listener, in(patience)), text); });
   try {
-    static_cast<void>(
-        bootstrap::knock("127.0.0.1", listener.local_port(), "", 0, {1, 2}, secret, in(std::chrono::milliseconds(15))));
+    static_cast<void>(bootstrap::connect_to_root("127.0.0.1", listener.local_port(), "", 0, {1, 2}, secret,
+                                                 in(std::chrono::milliseconds(15))));
     std::abort();  // it cannot have proven itself
   } catch (fsdp::PeerError const&) {
   }

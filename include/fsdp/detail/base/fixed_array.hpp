@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <utility>
 
+#include "fsdp/version.hpp"
+
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// An array whose size is fixed at construction. Engines use it where a list does not grow: a std::vector of each

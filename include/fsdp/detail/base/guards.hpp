@@ -14,11 +14,11 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Points to an object of its owner; null after the owner was moved from, so that its use throws.
 template <class T>
-class MovedPointer {
+class CheckedPointer {
  public:
-  explicit MovedPointer(T* pointer) : pointer_(pointer) {}
-  MovedPointer(MovedPointer&& other) noexcept : pointer_(std::exchange(other.pointer_, nullptr)) {}
-  MovedPointer& operator=(MovedPointer&& other) noexcept {
+  explicit CheckedPointer(T* pointer) : pointer_(pointer) {}
+  CheckedPointer(CheckedPointer&& other) noexcept : pointer_(std::exchange(other.pointer_, nullptr)) {}
+  CheckedPointer& operator=(CheckedPointer&& other) noexcept {
     pointer_ = std::exchange(other.pointer_, nullptr);
     return *this;
   }
@@ -48,31 +48,31 @@ class CallGuard {
   CallGuard& operator=(CallGuard const&) = delete;
 
   /// The calling thread is inside while this lives.
-  class [[nodiscard]] Turn {
+  class [[nodiscard]] Entry {
    public:
-    Turn() = default;
-    Turn(Turn&& other) noexcept : guard_(std::exchange(other.guard_, nullptr)) {}
-    Turn& operator=(Turn&&) = delete;
-    ~Turn() {
+    Entry() = default;
+    Entry(Entry&& other) noexcept : guard_(std::exchange(other.guard_, nullptr)) {}
+    Entry& operator=(Entry&&) = delete;
+    ~Entry() {
       if (guard_ != nullptr) guard_->inside_.store(0, std::memory_order_relaxed);
     }
 
    private:
     friend CallGuard;
-    explicit Turn(CallGuard& guard) : guard_(&guard) {}
+    explicit Entry(CallGuard& guard) : guard_(&guard) {}
     CallGuard* guard_ = nullptr;  ///< nullptr: an outer call on this thread holds the turn
   };
 
   /// @param call  its name, a literal
   /// @throws UsageError if another thread is inside a call
-  Turn enter(char const* call) {
+  Entry enter(char const* call) {
     auto const self = reinterpret_cast<std::uintptr_t>(&thread_mark);
     auto other = inside_.load(std::memory_order_relaxed);
     if (other == self) return {};
     other = 0;
     if (!inside_.compare_exchange_strong(other, self, std::memory_order_relaxed)) refuse(call);
     call_.store(call, std::memory_order_relaxed);
-    return Turn(*this);
+    return Entry(*this);
   }
 
  private:

@@ -48,7 +48,7 @@ class HostCopy {
   std::byte* data() const { return memory_->data(); }
 
  private:
-  using Memory = Staging<std::remove_cvref_t<typename E::Device>, std::byte>;
+  using Memory = PinnedArray<std::remove_cvref_t<typename E::Device>, std::byte>;
 
   void account(std::int64_t bytes) { engine_->account().reserve(MemoryTag::snapshot, bytes); }
 

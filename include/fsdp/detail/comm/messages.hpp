@@ -34,7 +34,7 @@ constexpr std::string_view name(Collective collective) {
 
 /// A collective, or another call in which a rank waits. For messages: refers to its texts, and is made without
 /// allocation. Empty members are left out.
-struct Operation {
+struct CallDescription {
   std::string_view call;            ///< name(Collective), "exchange", "ncclCommSplit", ...
   std::string_view what{};          ///< the text of an exchange
   std::uint64_t sequence = 0;       ///< a collective's number in its communicator; 0: none
@@ -45,19 +45,19 @@ struct Operation {
   Label label{};                    ///< unit, pass, since
   std::string_view communicator{};  ///< name of the communicator
 
-  static Operation collective(Collective kind, std::size_t count, DType type, int root, Label label) {
+  static CallDescription collective(Collective kind, std::size_t count, DType type, int root, Label label) {
     return {.call = name(kind),
             .count = count,
             .type = fsdp::name(type),
             .root = kind == Collective::broadcast ? root : -1,
             .label = label};
   }
-  static Operation exchange(std::string_view what, std::string_view communicator = {}) {
+  static CallDescription exchange(std::string_view what, std::string_view communicator = {}) {
     return {.call = "exchange", .what = what, .communicator = communicator};
   }
 
   /// A copy that is collective `number` of the communicator `on`.
-  Operation numbered(std::uint64_t number, std::string_view on = {}) const {
+  CallDescription numbered(std::uint64_t number, std::string_view on = {}) const {
     auto copy = *this;
     copy.sequence = number;
     copy.communicator = on;
@@ -81,7 +81,7 @@ struct Operation {
 };
 
 /// @param who  "rank 2": this rank    @param waited  until now
-[[gnu::cold]] inline std::string waiting_text(std::string_view who, Operation const& operation,
+[[gnu::cold]] inline std::string waiting_text(std::string_view who, CallDescription const& operation,
                                               AwakeClock::duration waited) {
   auto where = operation;
   where.label.since = {};  // for ranks that disagree: these do not, or would have been told
@@ -101,12 +101,12 @@ constexpr std::string_view reason_to_end(bool terminated) { return terminated ? 
 }
 /// A message that also names the only difference: the element type, the number of elements, or a value of earlier
 /// calls.
-[[gnu::cold]] inline std::string disagreement_text(std::uint64_t sequence, int first_rank, Operation const& first,
-                                                   int second_rank, Operation const& second) {
+[[gnu::cold]] inline std::string disagreement_text(std::uint64_t sequence, int first_rank, CallDescription const& first,
+                                                   int second_rank, CallDescription const& second) {
   std::string cause;
   if (first.call == second.call && first.label.unit == second.label.unit && first.root == second.root &&
       first.in_place == second.in_place) {
-    auto const items = [](Operation const& of) {
+    auto const items = [](CallDescription const& of) {
       return formatted("element type {}, number of elements {}, {}", of.type, of.count, of.label.since);
     };
     cause = fsdp::detail::value_that_differs(items(first), first_rank, items(second), second_rank);
@@ -116,24 +116,26 @@ constexpr std::string_view reason_to_end(bool terminated) { return terminated ? 
 }
 
 /// @throws PeerError: `rank` waits for `peer`, which makes no more calls
-[[noreturn, gnu::cold]] inline void throw_peer_left(int rank, Operation const& operation, int peer, bool by_exception) {
+[[noreturn, gnu::cold]] inline void throw_peer_left(int rank, CallDescription const& operation, int peer,
+                                                    bool by_exception) {
   fail<PeerError>("rank {}: waits in {}, but rank {} has left the group{}", rank, operation.describe(), peer,
                   by_exception ? " after an exception" : "");
 }
 
 /// Checks that every communicator makes of a collective. `rank` is the number that messages give the calling rank.
 /// @throws UsageError
-inline void expect_buffers(int rank, Operation const& operation, void const* send, void const* receive) {
+inline void expect_buffers(int rank, CallDescription const& operation, void const* send, void const* receive) {
   FSDP_EXPECTS(operation.count == 0 || (send != nullptr && receive != nullptr), "rank {}: {}: a buffer is null", rank,
                operation.describe());
 }
-inline void expect_root(int rank, int ranks, Operation const& operation) {
+inline void expect_root(int rank, int ranks, CallDescription const& operation) {
   FSDP_EXPECTS(operation.root >= 0 && operation.root < ranks,
                "rank {}: {}: expected a root among the ranks, got rank {} of {}", rank, operation.describe(),
                operation.root, ranks);
 }
 /// @param stream  the name of the operation's stream, where it has one
-inline void expect_bound_stream(int rank, Operation const& operation, bool is_bound, std::string_view stream = {}) {
+inline void expect_bound_stream(int rank, CallDescription const& operation, bool is_bound,
+                                std::string_view stream = {}) {
   FSDP_EXPECTS(
       is_bound,
       "rank {}: {} is enqueued on a second stream{}: all collectives of a communicator must use the same stream", rank,
@@ -201,7 +203,7 @@ struct CallNote {
   std::array<char, 16> pass{};
   std::array<char, 24> communicator{};
 
-  static CallNote collective(std::uint64_t id, std::string_view communicator, Operation const& operation) {
+  static CallNote collective(std::uint64_t id, std::string_view communicator, CallDescription const& operation) {
     return {id << 1, cut<16>(operation.call), cut<56>(operation.label.unit), cut<16>(operation.label.pass),
             cut<24>(communicator)};
   }
@@ -210,8 +212,9 @@ struct CallNote {
   }
 
   std::string text() const {
-    if ((place & 1) != 0) return Operation::exchange(unit.data(), communicator.data()).describe();
-    return Operation{.call = call.data(), .label = {unit.data(), pass.data()}, .communicator = communicator.data()}
+    if ((place & 1) != 0) return CallDescription::exchange(unit.data(), communicator.data()).describe();
+    return CallDescription{
+        .call = call.data(), .label = {unit.data(), pass.data()}, .communicator = communicator.data()}
         .describe();
   }
 };

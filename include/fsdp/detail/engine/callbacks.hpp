@@ -148,7 +148,7 @@ class OffloadHooks {
   /// Called before and after a unit's masters are written on compute.
   /// @param updates  by an optimizer's step
   /// @param whole    false: an exception has ended that
-  virtual void begin_write(std::size_t unit, bool updates) = 0;
+  virtual void before_write(std::size_t unit, bool updates) = 0;
   virtual void end_write(std::size_t unit, bool updates, bool whole) = 0;
   /// Compute waits until a unit's masters are in host memory.
   virtual void order_read(std::size_t unit) = 0;

@@ -33,7 +33,7 @@ struct DeclaredTensor {
   std::vector<std::int64_t> shape;
   TensorOptions options{};
   bool skips_gradient = false;  ///< backward does not write a gradient that is not wanted: see SkipsGradients
-  /// Backward begins the gradient's sum itself: it asks `scope.unit(of).begin_gradient(index)` before it writes the
+  /// Backward begins the gradient's sum itself: it asks `scope.unit(of).is_first_write(index)` before it writes the
   /// gradient, and stores if that is true, else adds. If so for all tensors of all uses of a unit, nothing is zeroed
   /// for it. A gradient that is not written must be set to zero.
   bool sets_gradient = false;
@@ -68,7 +68,7 @@ class DeclaredUnits {
   /// @param fp32   the tensor's elements are fp32 in every precision
   /// @param named  places of the module's earlier tensors; gets this one's
   /// @throws UsageError if the module has named the tensor before; and as FlatLayout::add
-  [[gnu::cold]] void add_tensor(UnitId id, DeclaredTensor tensor, bool fp32, std::vector<TensorPlace>& named) {
+  [[gnu::cold]] void add_tensor(UnitId id, DeclaredTensor tensor, bool fp32, std::vector<TensorId>& named) {
     auto const number = unit_for(id, tensor.options, fp32);
     auto& unit = this->unit(id.index, number);
     auto const& name = tensor.name;
@@ -82,10 +82,10 @@ class DeclaredUnits {
     }
     unit.sets_gradients = unit.sets_gradients && tensor.sets_gradient;
     unit.skips_gradients = unit.skips_gradients && tensor.skips_gradient;
-    auto const place = tensor_place(number, index);
+    auto const place = tensor_id(number, index);
     if (index == before) {  // a new one
       tensor_names_.reserve();
-      tensors_.push_back(tensor_place(unit.index(), index));
+      tensors_.push_back(tensor_id(unit.index(), index));
       tensor_names_.add(name);
     } else {
       for (auto const& earlier : named)
@@ -98,11 +98,11 @@ class DeclaredUnits {
   }
   /// A module has named tensors, of the unit and of those beside it.
   /// @throws UsageError if another unit has one of them
-  [[gnu::cold]] void end_module(UnitId id, std::vector<TensorPlace> const& tensors) {
+  [[gnu::cold]] void end_module(UnitId id, std::vector<TensorId> const& tensors) {
     for (auto const place : tensors) {
       auto const& unit = this->unit(id.index, unit_number(place));
       expect_own_name(unit, unit.layout().tensors()[tensor_index(place)].name);
-      named_.push_back(tensor_place(unit.index(), tensor_index(place)));
+      named_.push_back(tensor_id(unit.index(), tensor_index(place)));
     }
     ends_.push_back(named_.size());
   }
@@ -128,15 +128,15 @@ class DeclaredUnits {
   Placement where_;
   ShardingStrategy strategy_;
   Units units_;
-  std::vector<std::size_t> named_;  ///< use by use: tensor_place(unit, tensor) of its module's tensors
+  std::vector<std::size_t> named_;  ///< use by use: tensor_id(unit, tensor) of its module's tensors
   std::vector<std::size_t> ends_;   ///< by use: where its tensors end there
 
-  /// The state that restore() returns to: the number of units, named tensors, uses and tensors; then of each unit that
-  /// a module is added to, and of those beside it, its index, tensors, promises, and units beside it.
-  using Mark = std::vector<std::size_t>;
+  /// The state that roll_back() returns to: the number of units, named tensors, uses and tensors; then of each unit
+  /// that a module is added to, and of those beside it, its index, tensors, promises, and units beside it.
+  using SavePoint = std::vector<std::size_t>;
   /// @param to  the unit that a module is about to be added to, if that is there already
-  [[gnu::cold]] Mark mark(UnitId to) const {
-    Mark now{units_.size(), named_.size(), ends_.size(), tensors_.size()};
+  [[gnu::cold]] SavePoint save_point(UnitId to) const {
+    SavePoint now{units_.size(), named_.size(), ends_.size(), tensors_.size()};
     if (to.index >= units_.size()) return now;
     auto const add = [&](std::size_t index) {
       auto const& unit = *units_[index];
@@ -148,7 +148,7 @@ class DeclaredUnits {
     return now;
   }
   /// Modules could not be added: forgets what of them is there.
-  [[gnu::cold]] void restore(Mark const& to) noexcept {
+  [[gnu::cold]] void roll_back(SavePoint const& to) noexcept {
     tensor_names_.truncate(to[3]);
     while (tensors_.size() > to[3]) tensors_.pop_back();
     unit_names_.truncate(to[0]);
@@ -234,7 +234,7 @@ class DeclaredUnits {
   }
 
   NameTable unit_names_;              ///< of units_
-  std::vector<std::size_t> tensors_;  ///< tensor_place(unit, tensor) of all tensors, in the order of their declaration
+  std::vector<std::size_t> tensors_;  ///< tensor_id(unit, tensor) of all tensors, in the order of their declaration
   NameTable tensor_names_;            ///< of tensors_
 };
 
@@ -287,18 +287,18 @@ class Declaration : public DeclaredUnits<P> {
       fail<ConfigError>("rank {}: set either reshard_ranks or allow_keep_unsharded, not both", rank);
   }
 
-  /// The state that restore() returns to. @param to  as in DeclaredUnits::mark
-  [[gnu::cold]] std::vector<std::size_t> mark(UnitId to) const { return Base::mark(to); }
-  [[gnu::cold]] void restore(std::vector<std::size_t> const& to) noexcept {
+  /// The state that roll_back() returns to. @param to  as in DeclaredUnits::mark
+  [[gnu::cold]] std::vector<std::size_t> save_point(UnitId to) const { return Base::save_point(to); }
+  [[gnu::cold]] void roll_back(std::vector<std::size_t> const& to) noexcept {
     order_.truncate(to[2]);
-    Base::restore(to);
+    Base::roll_back(to);
   }
   /// Functions of the caller are about to be called that must not declare anything. @param with  a literal; empty: they
   /// have returned
   void set_busy(std::string_view with) { busy_ = with; }
   /// A module's tensors have been added, to the unit and to those beside it: adds its use. @return the use's number
   /// @throws UsageError as end_module
-  [[gnu::cold]] std::size_t add_use(UnitId unit, std::string_view module, std::vector<TensorPlace> const& tensors) {
+  [[gnu::cold]] std::size_t add_use(UnitId unit, std::string_view module, std::vector<TensorId> const& tensors) {
     this->end_module(unit, tensors);
     return order_.declare(unit.index, std::string(module));
   }

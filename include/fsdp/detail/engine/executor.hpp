@@ -174,7 +174,7 @@ class Executor {
   /// [Note: How far the host runs ahead] At the start of a pass, the host waits until at most `passes_ahead` earlier
   /// passes are incomplete. This bounds the queues, also in evaluation. Compute waits for gathers and for free slots,
   /// so the other queues are bounded too.
-  void begin_pass(step::Position const& at) {
+  void begin_pass(step::RunPosition const& at) {
     auto& begun = begun_[passes_ % begun_.size()];
     if (passes_ >= begun_.size()) device_.synchronize(begun);
     device_.record(begun, (*streams_)[StreamKind::compute]);
@@ -184,7 +184,7 @@ class Executor {
   }
   /// @note Stream: the operation's stream waits for what its accesses need
   /// @note Collective: those of the operation
-  void perform(Operation const& operation, step::Position const& at, step::Contents const& contents) {
+  void perform(Operation const& operation, step::RunPosition const& at, step::Contents const& contents) {
     waits_.order(operation);
     Ticket ticket;
     try {
@@ -194,33 +194,36 @@ class Executor {
       span_ = {};
       throw;
     }
-    waits_.note(operation, ticket);
+    waits_.record_accesses(operation, ticket);
   }
   /// @note Stream: compute waits for the parameters and gradients that the module's kernels access
   void begin_compute(Program::Turn const& turn) {
     waits_.order(turn.compute);
     for (auto const& operation : turn.beside) waits_.order(operation);
   }
-  void computed(Operation const& operation, step::Position const&, step::Contents const&) { waits_.note(operation); }
+  void computed(Operation const& operation, step::RunPosition const&, step::Contents const&) {
+    waits_.record_accesses(operation);
+  }
   void interrupted(Program::Turn const& turn) {
     waits_.note_interrupted(turn.compute);
     for (auto const& operation : turn.beside) waits_.note_interrupted(operation);
   }
-  void end_pass(step::Position const& at) {
-    if (at.phase == Phase::activations) return history_->add("pass without gradients");
+  void end_pass(step::RunPosition const& at) {
+    if (at.kind == PassKind::frozen_backward) return history_->add("pass without gradients");
     // Replicas make no collective in such a micro-step: only their histories tell how many they have made.
-    if (at.phase == Phase::backward && (at.flags & syncs_all) == 0) history_->count("number of unreduced micro-steps");
+    if (at.kind == PassKind::backward && (at.flags & syncs_all) == 0)
+      history_->count("number of unreduced micro-steps");
   }
 
   /// Orders an operation of Program::norms or Program::updates: compute waits for everything that it accesses.
   [[gnu::noinline]] void order(Operation const& operation) { waits_.order(operation); }
   /// Notes that such an operation has been enqueued. @param whole  false: an exception has ended it
-  [[gnu::noinline]] void note(Operation const& operation, bool whole = true) {
-    if (whole) return waits_.note(operation);
+  [[gnu::noinline]] void record_accesses(Operation const& operation, bool whole = true) {
+    if (whole) return waits_.record_accesses(operation);
     waits_.note_interrupted(operation);
   }
   /// Number of late events since the engine was sealed: see [Note: Events].
-  std::size_t late_records() const { return waits_.late_records(); }
+  std::size_t late_events() const { return waits_.late_events(); }
 
  private:
   using Sums = GradientSums<C>;
@@ -228,9 +231,9 @@ class Executor {
   using Pool = step::Pool;
 
   /// For labels and the trace: a literal.
-  static std::string_view pass_name(step::Position const& at) {
-    if (at.use == step::Position::no_use) return "optimizer";
-    return at.phase == Phase::forward || at.phase == Phase::evaluation ? "forward" : "backward";
+  static std::string_view pass_name(step::RunPosition const& at) {
+    if (at.use == step::RunPosition::no_use) return "optimizer";
+    return at.kind == PassKind::forward || at.kind == PassKind::evaluation ? "forward" : "backward";
   }
   Unit& unit_of(Operation const& operation) const { return *units_[operation.unit]; }
   std::byte* slot(Cells cells) const {
@@ -266,7 +269,7 @@ class Executor {
     return pool == Pool::gradient_slot && unit.types().gradient != DType::f32 ? written_ : fp32;
   }
 
-  Ticket enqueue(Operation const& operation, step::Position const& at, step::Contents const& contents) {
+  Ticket enqueue(Operation const& operation, step::RunPosition const& at, step::Contents const& contents) {
     using step::Primitive;
     auto const& [from, to, third] = operation.all;
     switch (operation.primitive) {
@@ -317,7 +320,7 @@ class Executor {
       case Primitive::accumulate: {
         bool const completes = to.pool == Pool::gradient || to.pool == Pool::staged_gradient;
         auto const factor = completes ? kernels::mean_factor(unit.placement().world) : 1.0f;
-        bool const begins = operation.all[1].mode == step::Mode::write || contents.begins_sum(operation);
+        bool const begins = operation.all[1].mode == step::Mode::write || contents.is_first_term(operation);
         sums_of(from.pool, unit)
             .accumulate(device_, stream, address(operation, from), static_cast<float*>(address(operation, to)),
                         operation.elements, factor, begins);
@@ -373,7 +376,7 @@ class Executor {
     if (cells.pool == Pool::gradient_slot) unit.full_gradient = slot(cells);
     if (cells.pool == Pool::gradient) unit.full_gradient = unit.gradient;
     bool const gradients = cells.pool == Pool::gradient_slot || cells.pool == Pool::gradient;
-    if (gradients && contents.is_fresh(operation)) unit.begin_gradients();
+    if (gradients && contents.is_new_sum(operation)) unit.new_gradient_buffer();
     count(operation);
   }
   void close(Operation const& operation) {
@@ -385,7 +388,7 @@ class Executor {
     auto const change = live_.run(operation);
     if (change == 0) return;
     auto const pool = operation.all[0].cells.pool;
-    account_->lease(pool == Pool::gather || pool == Pool::kept ? MemoryTag::gather : MemoryTag::reduce, change);
+    account_->use(pool == Pool::gather || pool == Pool::kept_slice ? MemoryTag::gather : MemoryTag::reduce, change);
   }
   /// No module writes padding, but norms and sums read it.
   void zero_padding(Operation const& operation) {

@@ -20,10 +20,11 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// The place of a module's tensor: the number of its unit among the module's (see FlatParam::beside), and its index in
 /// that unit's layout. One number, because a vector of a type of its own takes longer to compile.
-using TensorPlace = std::size_t;
-constexpr TensorPlace tensor_place(std::size_t unit, std::size_t tensor) { return unit << 48 | tensor; }
-constexpr std::size_t unit_number(TensorPlace place) { return place >> 48; }
-constexpr std::size_t tensor_index(TensorPlace place) { return place & ((std::size_t{1} << 48) - 1); }
+using TensorId = std::size_t;
+using TensorPlace [[deprecated("write TensorId")]] = TensorId;
+constexpr TensorId tensor_id(std::size_t unit, std::size_t tensor) { return unit << 48 | tensor; }
+constexpr std::size_t unit_number(TensorId place) { return place >> 48; }
+constexpr std::size_t tensor_index(TensorId place) { return place & ((std::size_t{1} << 48) - 1); }
 
 namespace detail {
 /// Calls `act(T*)` with an address of elements of `type`, which is that of First, Second or float.
@@ -112,15 +113,16 @@ class FlatParam {
   std::vector<Range> const& padding() const { return padding_; }
 
   /// Backward gets a gradient buffer without sums: zeroed, or undefined for modules that begin the sums themselves.
-  void begin_gradients() { ++gradients_; }
+  void new_gradient_buffer() { ++gradients_; }
   /// The gradient of tensor `index` is about to be written. @return whether that write begins its sum
-  bool begin_gradient(std::size_t index) {
+  bool is_first_write(std::size_t index) {
     return sets_gradients && std::exchange(begun_[index], gradients_) != gradients_;
   }
+  [[deprecated("write is_first_write")]] bool begin_gradient(std::size_t index) { return is_first_write(index); }
 
   /// The parts of tensors that this rank will keep, if no more tensors are added: `layout().segments(shard())` of a
   /// sealed unit. @param where  of the engine's units that shard
-  [[gnu::cold]] std::vector<Segment> kept(Placement const& where) const {
+  [[gnu::cold]] std::vector<Segment> shard_segments(Placement const& where) const {
     auto const place = strategy_.shards ? where : where.replicated();
     return layout_.segments(shard_range(layout_.divided(place.world, place.shards).padded, place.shards, place.shard));
   }

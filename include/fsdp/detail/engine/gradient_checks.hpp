@@ -110,7 +110,7 @@ class GradientChecks {
     bool limits = false;
   };
 
-  step::Contents::Unit const& contents(std::size_t unit) const { return passes_->contents()[unit]; }
+  step::Contents::UnitState const& contents(std::size_t unit) const { return passes_->contents()[unit]; }
   void expect_sealed(std::string_view what) const {
     if (!passes_->sealed()) refuse_unsealed(what);
   }

@@ -47,10 +47,10 @@ template <class D>
 class [[nodiscard]] Rollback {
  public:
   /// @param to  the unit that the modules are added to, if that is there already
-  [[gnu::cold]] Rollback(D& declared, UnitId to) : declared_(&declared), before_(declared.mark(to)) {}
+  [[gnu::cold]] Rollback(D& declared, UnitId to) : declared_(&declared), before_(declared.save_point(to)) {}
   Rollback(Rollback&&) = delete;
   [[gnu::cold]] ~Rollback() {
-    if (is_failing()) declared_->restore(before_);
+    if (is_failing()) declared_->roll_back(before_);
   }
   /// In a destructor: an exception ends the scope.
   bool is_failing() const { return std::uncaught_exceptions() > exceptions_; }
@@ -63,15 +63,15 @@ class [[nodiscard]] Rollback {
 
 /// A Rollback for one call of the engine, which refuses other declarations until the call ends.
 template <class D>
-class [[nodiscard]] Attempt {
+class [[nodiscard]] Transaction {
  public:
   /// @param module  for messages
   /// @param to      as in Rollback
   /// @throws UsageError if something else is under way
-  [[gnu::cold]] Attempt(D& declared, std::string_view module, UnitId to = {})
+  [[gnu::cold]] Transaction(D& declared, std::string_view module, UnitId to = {})
       : busy_(declared, "a module is being added", formatted("module '{}' was added", module)),
         rollback_(declared, to) {}
-  Attempt(Attempt&&) = delete;
+  Transaction(Transaction&&) = delete;
 
  private:
   Busy<D> busy_;
@@ -87,10 +87,10 @@ namespace detail {
 /// [Note: Overloads that are refused] A braced list of options converts to nothing if one of its names is misspelt, and
 /// compilers then list every overload that there is. An overload with an ellipsis takes it, is worse than every other
 /// one, and is deleted: the error is one sentence, and the cited line names the expected arguments.
-/// If no argument is left for `...`, a parameter of type Anything still ranks this overload last.
-struct Anything {
+/// If no argument is left for `...`, a parameter of type LastResort still ranks this overload last.
+struct LastResort {
   template <class T>
-  Anything(T&&);  // NOLINT(bugprone-forwarding-reference-overload): never defined
+  LastResort(T&&);  // NOLINT(bugprone-forwarding-reference-overload): never defined
 };
 
 /// Reasons why a type is no Module.
@@ -167,11 +167,11 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Adds the tensors of `describe` to a declaration.
 template <class Declaration>
-struct Registrar {
+struct TensorDeclarer {
   std::string_view prefix;
   UnitId unit;
   Declaration* declaration;
-  std::vector<TensorPlace>* tensors;
+  std::vector<TensorId>* tensors;
   bool sets = false, skips = false;  ///< the module's promises: see Declaration::add_tensor
 
   template <class T, std::size_t Rank>
@@ -193,28 +193,28 @@ struct Registrar {
 /// A module's declared use, and the places of its tensors.
 struct AddedModule {
   std::size_t use;  ///< in the declared order
-  std::vector<TensorPlace> tensors;
+  std::vector<TensorId> tensors;
 };
 
 /// Adds a module: its tensors to a unit and those beside it, and its use. If it throws, the declaration is to be
-/// restored: see Attempt.
+/// restored: see Transaction.
 template <class Declaration, class M>
 [[gnu::cold]] AddedModule register_module(Declaration& declaration, UnitId unit, M const& user_module,
                                           std::string_view prefix) {
-  std::vector<TensorPlace> tensors;
+  std::vector<TensorId> tensors;
   typename M::template Params<Declared> unbound;
-  Registrar<Declaration> registrar{prefix, unit, &declaration, &tensors};
-  if constexpr (SetsGradients<M>) registrar.sets = user_module.sets_gradients;
-  if constexpr (SkipsGradients<M>) registrar.skips = user_module.skips_gradients;
-  user_module.describe(unbound, registrar);
+  TensorDeclarer<Declaration> declarer{prefix, unit, &declaration, &tensors};
+  if constexpr (SetsGradients<M>) declarer.sets = user_module.sets_gradients;
+  if constexpr (SkipsGradients<M>) declarer.skips = user_module.skips_gradients;
+  user_module.describe(unbound, declarer);
   return {declaration.add_use(unit, prefix, tensors), std::move(tensors)};
 }
 
 /// Adds a use without a module. @param places  gets the place of each tensor @return the use's number
 template <class Declaration>
 [[gnu::cold]] std::size_t register_use(Declaration& declaration, UnitId unit, std::string_view module,
-                                       std::vector<DeclaredTensor> tensors, std::vector<TensorPlace>& places) {
-  std::vector<TensorPlace> added;
+                                       std::vector<DeclaredTensor> tensors, std::vector<TensorId>& places) {
+  std::vector<TensorId> added;
   for (auto& tensor : tensors) declaration.add_tensor(unit, std::move(tensor), false, added);
   auto const use = declaration.add_use(unit, module, added);
   places = std::move(added);

@@ -75,7 +75,7 @@ class ShardStorage {
     for (auto const& unit : units)
       if (unit->trains()) partials += kernels::norm_partial_count(unit->slice().size());
     norm_partials_ = {device_, *account_, MemoryTag::scalars, static_cast<std::size_t>(partials) * sizeof(double)};
-    account_->lease(MemoryTag::parameters, parameters);
+    account_->use(MemoryTag::parameters, parameters);
     leased_ = parameters;
 
     norm_.partials = norm_partials_.template as<double>();
@@ -85,7 +85,7 @@ class ShardStorage {
 
   /// Gives all memory back: sealing has failed. @pre no stream uses it
   [[gnu::cold]] void release() noexcept {
-    account_->lease(MemoryTag::parameters, -std::exchange(leased_, 0));
+    account_->use(MemoryTag::parameters, -std::exchange(leased_, 0));
     norm_ = {};
     for (auto* const memory : {&master_, &reduced_gradients_, &accumulators_, &scratch_, &norm_partials_}) *memory = {};
     for (auto* const memory : {&gather_, &reduce_, &direct_gradients_, &partial_, &scalars_}) *memory = {};
@@ -116,7 +116,7 @@ class ShardStorage {
       }
     };
     place(step::Pool::gather, gather, program.gather_slots);
-    place(step::Pool::kept, gather, program.kept_slots);
+    place(step::Pool::kept_slice, gather, program.kept_slots);
     place(step::Pool::gradient_slot, reduce, program.gradient_slots);
     place(step::Pool::wire, reduce, program.wires);
     return memory;
@@ -168,8 +168,8 @@ class ShardStorage {
   /// Counts the gradient shards as in use from now on.
   void lease_gradients() {
     if (!std::exchange(gradients_leased_, true))
-      account_->lease(MemoryTag::gradients, static_cast<std::int64_t>(direct_gradients_.bytes() +
-                                                                      reduced_gradients_.bytes() + partial_.bytes()));
+      account_->use(MemoryTag::gradients, static_cast<std::int64_t>(direct_gradients_.bytes() +
+                                                                    reduced_gradients_.bytes() + partial_.bytes()));
   }
 
   NormState& norm() { return norm_; }

@@ -135,7 +135,7 @@ constexpr WaitSite event_site(StreamKind waiting, step::Pool pool, bool updates)
       return WaitSite::compute_unsharded;
     case StreamKind::gather:
       if (pool == Pool::master) return WaitSite::gather_updated;
-      return pool == Pool::kept ? WaitSite::gather_kept_slice : WaitSite::gather_slot_read;
+      return pool == Pool::kept_slice ? WaitSite::gather_kept_slice : WaitSite::gather_slot_read;
     case StreamKind::reduce:
       if (step::Buffers::is_staged(pool)) return WaitSite::offload_fetched;
       if (pool == Pool::partial) return WaitSite::reduce_partial_read;
@@ -156,7 +156,7 @@ constexpr WaitSite peers_site(StreamKind waiting, step::Group group) {
 template <Communicator C>
 using Groups = std::array<std::optional<C>, step::groups>;
 
-/// Waits of one rank. An operation is ordered before it is enqueued, and noted after.
+/// Waits of one rank. An operation is ordered before it is enqueued, and its accesses are recorded after.
 template <Communicator C>
 class Waits {
  public:
@@ -174,12 +174,12 @@ class Waits {
       // Room for the events of two steps, and for 8 late ones.
       events.points = FixedArray<step::Point>(std::bit_ceil(2 * program.events[stream] + 8));
       while (events.ring.size() < events.points.size()) events.ring.push_back(device_.make_event());
-      events.behind = std::vector<std::size_t>(std::bit_ceil(2 * program.noted[stream] + 8));
+      events.behind = std::vector<std::size_t>(std::bit_ceil(2 * program.awaitable[stream] + 8));
     }
   }
 
   /// Sets the flags of the pass in progress. They decide after which operations an event is recorded.
-  void set_flags(Facts flags) { flags_ = flags; }
+  void set_flags(StepFlags flags) { flags_ = flags; }
   /// The operation's stream waits for everything that its accesses need.
   void order(Operation const& operation) {
     if (!operation.is_tracked()) return;
@@ -187,17 +187,17 @@ class Waits {
   }
   /// Notes an operation that was enqueued.
   /// @param ticket  of a collective
-  void note(Operation const& operation, Ticket ticket = {}) {
-    if (!operation.is_noted()) return;
+  void record_accesses(Operation const& operation, Ticket ticket = {}) {
+    if (!operation.may_be_awaited()) return;
     hazards_.after(operation, ticket.sequence);
     if (operation.is_recorded(flags_)) record(operation.stream);
   }
   /// Notes an operation that an exception has ended; some of it may have been enqueued. Records no event.
   void note_interrupted(Operation const& operation) noexcept {
-    if (operation.is_noted()) hazards_.after(operation);
+    if (operation.may_be_awaited()) hazards_.after(operation);
   }
   /// Number of late events: see [Note: Events].
-  std::size_t late_records() const { return late_; }
+  std::size_t late_events() const { return late_; }
 
  private:
   /// An event, and the point in the run at which it was recorded.
@@ -267,7 +267,7 @@ class Waits {
   Groups<C>* groups_;
   step::Hazards hazards_;
   std::array<Events, stream_kinds> events_;
-  Facts flags_ = plain_step;
+  StepFlags flags_ = plain_step;
   std::size_t late_ = 0;
 };
 

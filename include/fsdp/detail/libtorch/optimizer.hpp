@@ -157,7 +157,7 @@ class ListedState {
     auto const more = bytes - std::exchange(bytes_, bytes);
     if (more == 0) return;
     account_->reserve(MemoryTag::optimizer, more);
-    account_->lease(MemoryTag::optimizer, more);
+    account_->use(MemoryTag::optimizer, more);
   }
 
  private:
@@ -213,7 +213,7 @@ class ShardOptimizer {
   explicit ShardOptimizer(E& engine, Options options, std::vector<Group> groups = {})
       : engine_(&engine), options_(options) {
     auto const shards = engine.shards();
-    auto const turn = shards.enter("an optimizer's constructor");
+    auto const entry = shards.enter("an optimizer's constructor");
     shards.attach_optimizer();
     expect_equal_options(groups);
     FSDP_EXPECTS(!shards.core().offload,
@@ -255,7 +255,7 @@ class ShardOptimizer {
   /// @note Waits for compute if a norm is given.
   void step(GradNorm<E> const& norm = {}) {
     auto const shards = engine_->shards();
-    auto const turn = shards.enter("an optimizer's step");
+    auto const entry = shards.enter("an optimizer's step");
     shards.begin_step(name(), static_cast<float>(optimizer_->param_groups()[0].options().get_lr()), norm);
     float const factor = norm.engine() == nullptr ? 1.0f : decided();
     fsdp::detail::update_units(shards, [&](auto& unit) { step_torch(unit, factor); });

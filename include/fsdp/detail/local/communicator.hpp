@@ -203,7 +203,7 @@ class Communicator {
   /// @param sum  of a reduction's elements
   [[gnu::noinline]] Ticket run(Stream& stream, detail::Transfer const& transfer, Label label, LaunchSum sum = nullptr) {
     auto const operation =
-        comm::Operation::collective(transfer.collective, transfer.count, transfer.dtype, transfer.root, label);
+        comm::CallDescription::collective(transfer.collective, transfer.count, transfer.dtype, transfer.root, label);
     if (transfer.collective == comm::Collective::broadcast) comm::expect_root(member().world_rank(), size(), operation);
     comm::expect_buffers(member().world_rank(), operation, transfer.send, transfer.recv);
     detail::Request const request(transfer, label);

@@ -24,8 +24,8 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::local::detail {
 
+using comm::CallDescription;
 using comm::Collective;
-using comm::Operation;
 using comm::Text;
 
 /// The data of a collective.
@@ -56,8 +56,9 @@ struct Request : Transfer {
            in_place == other.in_place && unit == other.unit && since == other.since;
   }
   /// Refers to the texts of this.
-  [[gnu::noinline]] Operation operation() const {
-    auto operation = Operation::collective(collective, count, dtype, root, {unit.view(), pass.view(), since.view()});
+  [[gnu::noinline]] CallDescription operation() const {
+    auto operation =
+        CallDescription::collective(collective, count, dtype, root, {unit.view(), pass.view(), since.view()});
     operation.in_place = in_place;
     return operation;
   }
@@ -201,7 +202,8 @@ class Group {
   /// and no others: all ranks join the same collectives before it, and do the same with the results. Whoever waits for
   /// a rank that has found out the same way learns it as soon as that one leaves.
   /// @throws PeerError if the peer fails first, or leaves the group without; OrderError if ranks wait for each other
-  void await(int rank, int peer, Counter what, std::uint64_t value, std::uint64_t call, Operation const& operation) {
+  void await(int rank, int peer, Counter what, std::uint64_t value, std::uint64_t call,
+             CallDescription const& operation) {
     auto& from = published(peer);
     host::Backoff backoff;
     Link link{run_->waits(), world_rank(rank)};

@@ -112,7 +112,7 @@ class Member {
     auto const call = group_->announce_call(rank_, group_->note_of_exchange(what), published().exchanged, number);
     std::vector<std::string> texts(static_cast<std::size_t>(size()));
     texts[static_cast<std::size_t>(rank_)] = published().texts[number % 2];
-    auto const operation = Operation::exchange(what, group_->name());
+    auto const operation = CallDescription::exchange(what, group_->name());
     for_peers([&](int peer) {
       auto& from = group_->published(peer);
       group_->await(rank_, peer, &Published<D>::exchanged, number, call, operation);

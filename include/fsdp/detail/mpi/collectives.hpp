@@ -414,7 +414,8 @@ class Collectives : Slices {
   /// Returns when all peers on the node have completed the collective; messages to others leave nothing to wait for.
   void wait_for_peers(Ticket ticket, WaitSite site) {
     if (group_.size() == 1) return;
-    Operation const waiting{.call = "wait_for_peers", .label = {{}, fsdp::name(site)}, .communicator = group_.name()};
+    CallDescription const waiting{
+        .call = "wait_for_peers", .label = {{}, fsdp::name(site)}, .communicator = group_.name()};
     Awaited awaited{waiting, 0, ticket.sequence};
     group_.wait_for_node(&RankControl::done, ticket.sequence, awaited);
   }

@@ -19,9 +19,9 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
+using comm::CallDescription;
 using comm::Collective;
 using comm::hash_of;
-using comm::Operation;
 
 /// The call that a rank is about to make, and the place of its data. Read by node peers in place, sent to ranks on
 /// other nodes.
@@ -44,7 +44,9 @@ struct Header {
            since_hash == other.since_hash && root == other.root && collective == other.collective && type == other.type;
   }
   /// Refers to the texts of this.
-  Operation operation() const { return Operation::collective(collective, count, type, root, {unit, pass, since}); }
+  CallDescription operation() const {
+    return CallDescription::collective(collective, count, type, root, {unit, pass, since});
+  }
 };
 static_assert(std::is_trivially_copyable_v<Header>);
 

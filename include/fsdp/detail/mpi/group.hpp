@@ -152,7 +152,7 @@ class Group : public Peers {
                                                                      Move const& move) {
     if (has_control_) own().calls.publish(++calls_);
     auto const call = family_->calls().enter(log_, comm::CallNote::control(id_, name_, what));
-    Awaited awaited{Operation::exchange(what, name_), call.number, 0, calls_};
+    Awaited awaited{CallDescription::exchange(what, name_), call.number, 0, calls_};
     // MPI may still write to what a failed call leaves behind: then it stays.
     auto buffers = std::make_unique<Buffers>(text, call, what, static_cast<std::size_t>(size_));
     try {

@@ -30,10 +30,10 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 struct Awaited {
   using Time = AwakeClock::time_point;
 
-  comm::Operation operation;      ///< of the waiting rank; its texts live as long as this
-  std::uint32_t number = 0;       ///< of its call: CallNumbers::own
-  std::uint64_t collectives = 0;  ///< collectives of the communicator that each peer must have enqueued
-  std::uint64_t controls = 0;     ///< calls of the control plane that each must have made
+  comm::CallDescription operation;  ///< of the waiting rank; its texts live as long as this
+  std::uint32_t number = 0;         ///< of its call: CallNumbers::own
+  std::uint64_t collectives = 0;    ///< collectives of the communicator that each peer must have enqueued
+  std::uint64_t controls = 0;       ///< calls of the control plane that each must have made
   Time first_look{}, next_look{};
   bool told = false;   ///< ranks on other nodes know of it
   bool meets = false;  ///< waits for ranks of all nodes, not only of this one
@@ -61,7 +61,7 @@ class Peers {
   RankControl& own() { return control_[rank_]; }
 
   /// Writes down a collective for peers that wait elsewhere. Host thread only.
-  CallNumbers enter(comm::Operation const& operation) {
+  CallNumbers enter(comm::CallDescription const& operation) {
     return CallNumbers(family_->calls().enter(log_, note_of(operation)));
   }
 
@@ -135,7 +135,7 @@ class Peers {
     family_->fail_all(text, true);
     family_->throw_if_failed();
   }
-  comm::CallNote note_of(comm::Operation const& collective) const {
+  comm::CallNote note_of(comm::CallDescription const& collective) const {
     return comm::CallNote::collective(id_, name_, collective);
   }
   /// This rank makes no more calls: peers that wait for more are told. @param collectives  those it has enqueued

@@ -97,7 +97,7 @@ class PollPause {
 /// @param pause called between looks; returns within about 100 ms
 /// @param missing world ranks that have not arrived, for the message
 template <class Done, class Pause, class Missing>
-void wait_until(int rank, comm::Operation const& operation, std::chrono::milliseconds timeout, Done&& done,
+void wait_until(int rank, comm::CallDescription const& operation, std::chrono::milliseconds timeout, Done&& done,
                 Pause&& pause, Missing&& missing) {
   for (int spin = 0; spin < 64; ++spin) {
     if (done()) return;

@@ -204,7 +204,7 @@ struct State {
     detail::LaunchOrder::of(device.ordinal()).enqueue(stream, launch);
   }
   /// The calling thread blocks in `operation` until the result ends.
-  Watch::Phase phase(comm::Operation const& operation) { return {watch.get(), operation}; }
+  Watch::Phase phase(comm::CallDescription const& operation) { return {watch.get(), operation}; }
 
   /// Makes the communicator. A group of one rank needs none.
   /// @param ranks  the same ones, over which rank 0 passes the identifier on
@@ -263,7 +263,7 @@ struct State {
 
   /// All-gathers `bytes` of host memory from each rank, on a stream of its own, as a part of exchange(text, what).
   void gather(void const* send, void* recv, std::size_t bytes, std::string_view what) {
-    auto const waiting = phase(comm::Operation::exchange(what));
+    auto const waiting = phase(comm::CallDescription::exchange(what));
     if (!control_stream) control_stream.emplace(device.make_stream("fsdp exchange"));
     auto const total = bytes * static_cast<std::size_t>(size);
     if (total > scratch_bytes) {

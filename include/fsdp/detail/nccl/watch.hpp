@@ -111,7 +111,7 @@ class Watch {
   class Phase {
    public:
     /// @param watch may be null: then nothing is watched
-    Phase(Watch* watch, comm::Operation const& operation) : watch_(watch) {
+    Phase(Watch* watch, comm::CallDescription const& operation) : watch_(watch) {
       if (watch_ == nullptr) return;
       auto const lock = watch_->enter();
       watch_->phases_.push_back({operation, Clock::now()});
@@ -134,7 +134,7 @@ class Watch {
   /// Records that the collective was enqueued on `stream`. Nothing is tracked while the stream is captured into a
   /// graph.
   /// @pre the stream's device is current
-  void enqueued(cudaStream_t stream, comm::Operation operation) {
+  void enqueued(cudaStream_t stream, comm::CallDescription operation) {
     auto capture = cudaStreamCaptureStatusNone;
     FSDP_CUDA_CHECK(cudaStreamIsCapturing(stream, &capture));
     if (capture != cudaStreamCaptureStatusNone) return;
@@ -166,16 +166,16 @@ class Watch {
 
  private:
   struct Blocked {
-    comm::Operation operation;
+    comm::CallDescription operation;
     Clock::time_point since;
   };
   struct Enqueued {
-    comm::Operation operation;
+    comm::CallDescription operation;
     Clock::time_point since;  // when it was enqueued, or the one before it was seen to be done
     cuda::UniqueEvent done;
     comm::Text unit, pass;  // of whoever may be gone when the device fails
 
-    comm::Operation named() const {
+    comm::CallDescription named() const {
       auto copy = operation;
       copy.label = {unit.view(), pass.view()};
       return copy;
@@ -224,7 +224,7 @@ class Watch {
     return cudaSuccess;
   }
   /// Records an event behind a collective. Throws nothing: see undone().
-  cudaError_t record_behind(cudaStream_t stream, comm::Operation const& operation) {
+  cudaError_t record_behind(cudaStream_t stream, comm::CallDescription const& operation) {
     auto const lock = enter();
     if (spare_.empty()) {
       if (auto const status = find_events(); status != cudaSuccess) return status;
@@ -250,7 +250,7 @@ class Watch {
     return text;
   }
 
-  std::string describe(comm::Operation const& operation, Clock::duration waited) const {
+  std::string describe(comm::CallDescription const& operation, Clock::duration waited) const {
     auto text = comm::waiting_text(who_, operation, waited);
     if (pending_.size() > 1) text += formatted("; {} collectives are enqueued", pending_.size());
     return text;
@@ -269,7 +269,7 @@ class Watch {
     }
     bool const sigterm = host::termination_requested();
     auto const now = Clock::now();
-    auto const check = [&](comm::Operation const& operation, Clock::time_point since) -> std::string {
+    auto const check = [&](comm::CallDescription const& operation, Clock::time_point since) -> std::string {
       if (!sigterm && now - since <= timeout_) return {};
       terminated = sigterm;
       return formatted("{}; {}", describe(operation, now - since), comm::reason_to_end(sigterm));

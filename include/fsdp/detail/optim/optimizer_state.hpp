@@ -198,7 +198,7 @@ class Moments {
       host_ = core.offload->make_moments(std::move(starts), device_.data(), each * largest);
     }
     // Last: nothing may throw while compute writes memory that the destructor would have waited for.
-    engine.account().lease(MemoryTag::optimizer, static_cast<std::int64_t>(bytes));
+    engine.account().use(MemoryTag::optimizer, static_cast<std::int64_t>(bytes));
     if (!offloads && bytes > 0) engine.device().zero_async(engine.compute(), device_.data(), bytes);
   }
   Moments(Moments&&) noexcept = default;
@@ -206,7 +206,7 @@ class Moments {
   Moments& operator=(Moments&&) noexcept = default;
   /// @pre kernels that use the moments have ended
   [[gnu::cold]] void release(E& engine) {
-    engine.account().lease(MemoryTag::optimizer, -static_cast<std::int64_t>(device_.bytes()));
+    engine.account().use(MemoryTag::optimizer, -static_cast<std::int64_t>(device_.bytes()));
     if (host_ != nullptr) engine.shards().core().offload->free_moments(host_);
     host_ = nullptr;
   }
@@ -277,7 +277,7 @@ class OptimizerState {
     FSDP_EXPECTS(!stochastic || narrow, "rank {}: {}: stochastic rounding needs masters or moments narrower than fp32",
                  engine.rank(), name);
     auto const shards = engine.shards();
-    auto const turn = shards.enter("an optimizer's constructor");
+    auto const entry = shards.enter("an optimizer's constructor");
     shards.attach_optimizer();
     detail::expect_equal_texts(
         engine.world(), formatted("{}: {}, moments {}, {}", name, options, fsdp::name(dtype_of<Moment>), owned.text()),
@@ -319,7 +319,7 @@ class OptimizerState {
   void step(float learning_rate, GradNorm<E> const& clip, Update&& update) {
     expect_learning_rate(name_, learning_rate);
     auto const shards = engine().shards();
-    auto const turn = shards.enter("an optimizer's step");
+    auto const entry = shards.enter("an optimizer's step");
     FSDP_EXPECTS(layout_->left_out().empty(),
                  "rank {}: {}: tensor '{}' belongs to another optimizer; step with fsdp::Optimizers", engine().rank(),
                  name_, layout_->left_out());
@@ -370,7 +370,7 @@ class OptimizerState {
 
   /// Steps taken; skipped ones do not count. @note Waits for compute.
   std::int64_t steps() const {
-    auto const turn = engine().shards().enter("steps");
+    auto const entry = engine().shards().enter("steps");
     OptimizerStep now{};
     engine().device().copy_async(engine().compute(), &now, steps_, sizeof now);
     engine().device().synchronize(engine().compute());
@@ -379,7 +379,7 @@ class OptimizerState {
   /// Continues as after `steps` steps. @throws UsageError if they are negative @note Waits for compute.
   void set_steps(std::int64_t steps) {
     FSDP_EXPECTS(steps >= 0, "rank {}: {}::set_steps: expected 0 or more, got {}", engine().rank(), name_, steps);
-    auto const turn = engine().shards().enter("set_steps");
+    auto const entry = engine().shards().enter("set_steps");
     engine().shards().history().add("set_steps with number of steps", steps);
     OptimizerStep const now{.taken = steps};
     for (std::size_t group = 0; group < layout_->groups().size(); ++group)
@@ -410,7 +410,7 @@ class OptimizerState {
     }
   }
 
-  detail::MovedPointer<E> engine_;
+  detail::CheckedPointer<E> engine_;
   std::string_view name_;
   std::optional<detail::OptimizerLayout> layout_;
   AccountedMemory<typename E::Device const> scalars_;

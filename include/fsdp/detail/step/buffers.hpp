@@ -84,7 +84,7 @@ class Buffers {
   }
   /// The cells of a bucket. @param elements  of the gradient shards that backward writes
   Cells bucket(Range elements) const { return gradient_cells(cells_between(elements)); }
-  static Cells kept(std::uint32_t slot) { return {Pool::kept, slot, 1}; }
+  static Cells kept(std::uint32_t slot) { return {Pool::kept_slice, slot, 1}; }
   static Cells staged(Pool pool, std::uint32_t slot) { return {pool, slot, 1}; }
   static Cells own(Pool pool, std::uint32_t slot) { return {pool, 2 * slot, 1}; }
   static Cells rest(Pool pool, std::uint32_t slot) { return {pool, 2 * slot + 1, 1}; }
@@ -94,7 +94,7 @@ class Buffers {
   static constexpr bool has_slices(Pool pool) {
     return pool == Pool::gather || pool == Pool::gradient_slot || pool == Pool::wire;
   }
-  static constexpr bool has_slots(Pool pool) { return has_slices(pool) || pool == Pool::kept || is_staged(pool); }
+  static constexpr bool has_slots(Pool pool) { return has_slices(pool) || pool == Pool::kept_slice || is_staged(pool); }
   static constexpr bool is_staged(Pool pool) { return pool == Pool::staged || pool == Pool::staged_gradient; }
   /// The slot of the cells, in a pool by slot; the first cell, of gradient shards; the unit, in other pools.
   static constexpr std::uint32_t index(Cells cells) { return has_slices(cells.pool) ? cells.first / 2 : cells.first; }

@@ -33,10 +33,10 @@ class BackwardUses {
   [[gnu::cold]] explicit BackwardUses(Program const& program) : units_(program.units.size()) {
     for (std::size_t path = 0; path < program.paths(); ++path) {
       places_.resize(places_.size() + units_);
-      for (auto const& turn : program.turns(Phase::backward, path)) {
+      for (auto const& turn : program.turns(PassKind::backward, path)) {
         if (turn.recomputes()) continue;
-        of(path, turn.unit).insert(turn.place);
-        for (auto const& operation : turn.beside) of(path, operation.unit).insert(turn.place);
+        of(path, turn.unit).insert(turn.index_in_path);
+        for (auto const& operation : turn.beside) of(path, operation.unit).insert(turn.index_in_path);
       }
     }
   }
@@ -59,7 +59,7 @@ class BackwardUses {
 /// A term of a sum of gradients: the contribution of one use in one micro-step.
 struct Term {
   std::uint32_t micro_step = 0;
-  std::uint32_t use = 0;  ///< its place in the path
+  std::uint32_t use = 0;  ///< its index in the path
   friend auto operator<=>(Term const&, Term const&) = default;
 };
 /// The share of a term in a sum.
@@ -233,8 +233,8 @@ class Symbols : SymbolTexts {
   std::string where() const {
     auto const& at = at_;
     std::string words = formatted("step {}", at.step);
-    if (at.use != Position::no_use)
-      words += formatted(", micro-step {}, {} of use {} ('{}')", at.micro_step, name(at.phase), at.use,
+    if (at.use != RunPosition::no_use)
+      words += formatted(", micro-step {}, {} of use {} ('{}')", at.micro_step, name(at.kind), at.use,
                          program_->modules[at.use]);
     words += formatted(", {}", name(now_->primitive));
     if (now_->unit != Operation::none) words += formatted(" of '{}'", program_->units[now_->unit].name);
@@ -282,7 +282,7 @@ class Symbols : SymbolTexts {
     if (!accesses.empty()) expect_parameters(accesses[0].cells, true);
     if (accesses.size() < 2) return;
     auto const unit = now_->unit;
-    Term const term{at_.micro_step, at_.place};
+    Term const term{at_.micro_step, at_.index_in_path};
     uses_.begin(at_.micro_step, at_.path);
     due_[unit].insert(term);
     bool const first = accesses[1].mode == Mode::write;
@@ -437,7 +437,7 @@ class Symbols : SymbolTexts {
     auto const from = accesses[0].cells;
     if (from.pool == Pool::offloaded || from.pool == Pool::staged)
       expect_parameters(from, true);
-    else if (at_.use == Position::no_use)
+    else if (at_.use == RunPosition::no_use)
       expect_due(from, program_->units[now_->unit].hooked);
     else
       expect_sum(from, world_of(now_->unit), now_->primitive == Primitive::store);
@@ -452,7 +452,7 @@ class Symbols : SymbolTexts {
   std::vector<Symbol> packed_;          ///< contents of a bucket's cells, in its wire
   std::uint32_t bucket_of_wire_ = Operation::none;
   Operation const* now_ = nullptr;
-  Position at_;
+  RunPosition at_;
   std::vector<std::string> problems_;
 };
 
@@ -504,7 +504,7 @@ namespace detail {
   std::vector<bool> padded;
   for (auto const& unit : input.units) padded.push_back(unit.padded);
   step::Symbols symbols(program, std::move(padded));
-  step::Run run(program, [&](step::Operation const& operation, step::Position const& at,
+  step::Run run(program, [&](step::Operation const& operation, step::RunPosition const& at,
                              step::Contents const& contents) { symbols.run(executed(operation, at, contents)); });
   std::string refused;  // the run goes no further, because of a problem that symbols have found, or do not know
   try {

@@ -22,18 +22,18 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
 /// Marks accesses to cells that another stream or peers access too. Other accesses need no book-keeping. If a rank
 /// shares no unit with other ranks, no access is marked.
-class AccessTracker {
+class ConflictMarker {
  public:
-  [[gnu::cold]] explicit AccessTracker(Program const& program) : users_(program.buffers) {}
+  [[gnu::cold]] explicit ConflictMarker(Program const& program) : accessors_(program.buffers) {}
 
   [[gnu::cold]] void add(step::Operation const& operation) {
     if (!is_ordered(operation)) return;
     for (auto const& access : operation.accesses()) {
-      auto const user = step::user(operation.stream);
+      auto const accessor = step::accessor(operation.stream);
       bool const for_peers = peers_read(operation.primitive, access);
-      for (auto& cell : users_[access.cells]) {
-        cell.all |= for_peers ? user | step::peers : user;
-        if (access.mode != step::Mode::read) cell.writers |= user;
+      for (auto& cell : accessors_[access.cells]) {
+        cell.all |= for_peers ? accessor | step::peers : accessor;
+        if (access.mode != step::Mode::read) cell.writers |= accessor;
       }
     }
   }
@@ -42,15 +42,16 @@ class AccessTracker {
     if (!is_ordered(operation)) return;
     for (std::size_t i = 0; i < operation.size; ++i) {
       auto const& access = operation.all[i];
-      unsigned users = peers_read(operation.primitive, access) ? step::peers : 0u;
-      for (auto const& cell : users_[access.cells]) users |= access.mode == step::Mode::read ? cell.writers : cell.all;
-      operation.meets[i] = static_cast<step::Users>(users & ~unsigned{step::user(operation.stream)});
+      unsigned accessors = peers_read(operation.primitive, access) ? step::peers : 0u;
+      for (auto const& cell : accessors_[access.cells])
+        accessors |= access.mode == step::Mode::read ? cell.writers : cell.all;
+      operation.conflicts[i] = static_cast<step::Accessors>(accessors & ~unsigned{step::accessor(operation.stream)});
     }
   }
 
  private:
   struct CellUsers {
-    step::Users writers = 0, all = 0;
+    step::Accessors writers = 0, all = 0;
   };
 
   /// Whether the operation's accesses are ordered. After the open of a buffer by unit, its cells have the same
@@ -60,7 +61,7 @@ class AccessTracker {
     return step::Buffers::has_slots(operation.all[0].cells.pool);
   }
 
-  step::PerCell<CellUsers> users_;
+  step::PerCell<CellUsers> accessors_;
 };
 
 /// Finds operations that other operations wait for, in runs of all kinds of micro-steps, pairs of them, and
@@ -92,12 +93,12 @@ class EventPlanner final : public step::BasicRun {
       evaluation();
     }
     last_micro_step();
-    if (!program.turns(Phase::activations).empty()) run_activations(allowed);
+    if (!program.turns(PassKind::frozen_backward).empty()) run_frozen_backward(allowed);
     if (program.paths() > 1) run_paths(program, allowed);
   }
 
  private:
-  [[gnu::cold]] void run_activations(AllowedFlags const& allowed) {
+  [[gnu::cold]] void run_frozen_backward(AllowedFlags const& allowed) {
     for (auto const first : allowed) {
       for (auto const second : allowed) {
         micro_step(first);
@@ -154,7 +155,7 @@ class EventPlanner final : public step::BasicRun {
   /// An operation of a stream that is done. Streams count their operations from 1.
   struct Done {
     step::Operation const* operation = nullptr;  ///< nullptr: one that is always recorded, and may be gone
-    Facts facts{};
+    StepFlags flags{};
     step::Point point;
   };
 
@@ -164,15 +165,15 @@ class EventPlanner final : public step::BasicRun {
     norm();
     update();
   }
-  void visit(step::Operation const& operation, step::Position const& at, step::Contents const&) override {
+  void visit(step::Operation const& operation, step::RunPosition const& at, step::Contents const&) override {
     if (!operation.is_tracked()) return;
     if (auto const needs = hazards_.before(operation); needs.some()) wait(operation, needs);
-    if (!operation.is_noted()) return;
+    if (!operation.may_be_awaited()) return;
     hazards_.after(operation, step::is_collective(operation.primitive)
                                   ? ++collectives_[static_cast<std::size_t>(operation.group)]
                                   : 0);
     done_[static_cast<std::size_t>(operation.stream)].push_back(
-        {operation.records == any_facts ? nullptr : &operation, at.flags, hazards_.point(operation.stream)});
+        {operation.records == any_flags ? nullptr : &operation, at.flags, hazards_.point(operation.stream)});
   }
   void wait(step::Operation const& operation, step::Hazards::Needs const& needs) {
     auto const done = [&](StreamKind stream) -> Done const& {
@@ -196,7 +197,7 @@ class EventPlanner final : public step::BasicRun {
     // Updates follow passes of all kinds.
     bool const around =
         done.operation->stream == StreamKind::copy || done.operation->primitive == step::Primitive::update;
-    records = around ? any_facts : records | done.facts;
+    records = around ? any_flags : records | done.flags;
   }
 
   step::Hazards hazards_;
@@ -207,24 +208,24 @@ class EventPlanner final : public step::BasicRun {
 /// The accesses of a module's kernels to several units are enqueued together: one event, after the last of them.
 [[gnu::cold]] inline void join_events(Program::Turn& turn) {
   if (turn.beside.empty()) return;
-  auto* last = turn.compute.is_noted() ? &turn.compute : nullptr;
+  auto* last = turn.compute.may_be_awaited() ? &turn.compute : nullptr;
   for (auto& operation : turn.beside) {
-    if (!operation.is_noted()) continue;
-    if (last != nullptr) operation.records = operation.records | std::exchange(last->records, Facts{});
+    if (!operation.may_be_awaited()) continue;
+    if (last != nullptr) operation.records = operation.records | std::exchange(last->records, StepFlags{});
     last = &operation;
   }
 }
 
 /// Marks tracked accesses and recorded operations of a program.
 [[gnu::cold]] inline void plan_events(Program& program, StepInput const& input) {
-  AccessTracker tracker(program);
-  program.for_each([&](step::Operation const& operation) { tracker.add(operation); });
-  program.for_each([&](step::Operation& operation) { tracker.mark(operation); });
+  ConflictMarker marker(program);
+  program.for_each([&](step::Operation const& operation) { marker.add(operation); });
+  program.for_each([&](step::Operation& operation) { marker.mark(operation); });
   EventPlanner(program).run(program, input);
   program.for_each_turn(join_events);
   program.for_each([&](step::Operation const& operation) {
     auto const stream = static_cast<std::size_t>(operation.stream);
-    if (operation.is_noted()) ++program.noted[stream];
+    if (operation.may_be_awaited()) ++program.awaitable[stream];
     if (operation.records != 0) ++program.events[stream];
   });
 }

@@ -17,8 +17,8 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::step {
 [[gnu::cold]] inline Operation zeroing(Program const& program, std::uint32_t slot, StreamKind stream) {
   auto zero =
       make_operation(Primitive::zero, stream, Operation::none, {writes(Buffers::whole(Pool::gradient_slot, slot))});
-  zero.meets[0] = all_users;
-  zero.records = any_facts;
+  zero.conflicts[0] = all_accessors;
+  zero.records = any_flags;
   zero.bytes = program.gradient_slots[slot].bytes;
   return zero;
 }
@@ -33,16 +33,16 @@ class Contents {
     sum,   ///< gradients since the last update: further ones are added
     used   ///< an optimizer has used them: they may be read; the next one is written
   };
-  struct Unit {
+  struct UnitState {
     std::uint32_t gather_slot = Operation::none;  ///< of its full parameters; none: there are none, or it reads masters
     std::uint32_t kept_slot = Operation::none;    ///< of the slice kept after forward
     std::uint32_t gradient_slot = Operation::none;  ///< of full gradients that are not reduced
     Gradient gradient = Gradient::none;
-    bool written = false;      ///< backward writes the gradient shard, and has not ended
-    bool partial = false;      ///< the partial shard holds sums that replicas have not added up
-    bool accumulated = false;  ///< the accumulator holds gradients that are not reduced
-    bool begins_sum = false;   ///< the next backward use stores gradients instead of adding to them
-    bool opened = false;       ///< backward has got a slot of gradients, and has written nothing to it
+    bool written = false;        ///< backward writes the gradient shard, and has not ended
+    bool partial = false;        ///< the partial shard holds sums that replicas have not added up
+    bool accumulated = false;    ///< the accumulator holds gradients that are not reduced
+    bool is_first_term = false;  ///< the next backward use stores gradients instead of adding to them
+    bool opened = false;         ///< backward has got a slot of gradients, and has written nothing to it
 
     /// Whether gradients of earlier micro-steps wait for a reduction.
     bool waits() const { return gradient_slot != Operation::none || written || accumulated || partial; }
@@ -54,9 +54,9 @@ class Contents {
 
   Contents() = default;
   [[gnu::cold]] explicit Contents(Program const& program)
-      : program_(&program), units_(program.units.size()), dirty_(program.gradient_slots.size(), Operation::none) {}
+      : program_(&program), units_(program.units.size()), last_user_(program.gradient_slots.size(), Operation::none) {}
 
-  Unit const& operator[](std::size_t unit) const { return units_[unit]; }
+  UnitState const& operator[](std::size_t unit) const { return units_[unit]; }
 
   /// @return whether the operation runs, by contents
   bool runs(Operation const& operation) const {
@@ -64,18 +64,18 @@ class Contents {
       bool const begun = units_[operation.unit].gradient == Gradient::sum;
       if (operation.if_begun != begun) return false;
     }
-    switch (operation.given) {
-      case Given::always: return true;
-      case Given::none_waits: return units_[operation.unit].gradient_slot == none;
-      case Given::opened: return units_[operation.unit].opened;
-      case Given::sum_waits: return units_[operation.unit].accumulated;
+    switch (operation.condition) {
+      case Condition::always: return true;
+      case Condition::none_waits: return units_[operation.unit].gradient_slot == none;
+      case Condition::opened: return units_[operation.unit].opened;
+      case Condition::sum_waits: return units_[operation.unit].accumulated;
     }
     return true;
   }
   /// @return whether an access in mode `sum` begins the sum
-  bool begins_sum(Operation const& operation) const {
+  bool is_first_term(Operation const& operation) const {
     auto const& unit = units_[operation.unit];
-    if (operation.primitive == Primitive::backward) return unit.begins_sum;
+    if (operation.primitive == Primitive::backward) return unit.is_first_term;
     switch (operation.all[1].cells.pool) {
       case Pool::gradient:
       case Pool::staged_gradient: return unit.gradient != Gradient::sum;
@@ -85,7 +85,7 @@ class Contents {
     }
   }
   /// @return whether the open of a unit's gradient buffer gives it a buffer without sums
-  bool is_fresh(Operation const& open) const {
+  bool is_new_sum(Operation const& open) const {
     return open.all[0].cells.pool == Pool::gradient_slot || units_[open.unit].gradient != Gradient::sum;
   }
 
@@ -98,10 +98,10 @@ class Contents {
       case Primitive::open: return open(unit, operation.all[0].cells, operation.unit);
       case Primitive::close: return close(unit, operation.all[0].cells.pool);
       case Primitive::zero:
-        if (operation.all[0].cells.pool == Pool::gradient_slot) dirty_[operation.all[0].cells.first / 2] = none;
+        if (operation.all[0].cells.pool == Pool::gradient_slot) last_user_[operation.all[0].cells.first / 2] = none;
         if (operation.all[0].cells.pool == Pool::gradient) unit.gradient = Gradient::sum;
         return;
-      case Primitive::backward: unit.begins_sum = unit.opened = false; return;
+      case Primitive::backward: unit.is_first_term = unit.opened = false; return;
       case Primitive::round:
         if (operation.bucket == none) unit.gradient_slot = none;
         return;
@@ -132,11 +132,11 @@ class Contents {
   template <class Run>
   [[gnu::cold]] void discard_gradients(Run&& run) {
     if (program_ == nullptr) return;
-    for (std::uint32_t slot = 0; slot < dirty_.size(); ++slot) {
+    for (std::uint32_t slot = 0; slot < last_user_.size(); ++slot) {
       auto const cells = Buffers::whole(Pool::gradient_slot, slot);
-      if (dirty_[slot] != none && program_->gradient_slots[slot].zeroed) {
+      if (last_user_[slot] != none && program_->gradient_slots[slot].zeroed) {
         auto zero = zeroing(*program_, slot, StreamKind::compute);
-        zero.unit = dirty_[slot];
+        zero.unit = last_user_[slot];
         run(zero);
       }
       run(closing(0, cells));
@@ -154,19 +154,19 @@ class Contents {
   static Operation closing(std::uint32_t unit, Cells cells) {
     return make_operation(Primitive::close, StreamKind::compute, unit, {reads(cells)});
   }
-  void open(Unit& unit, Cells cells, std::uint32_t index) {
+  void open(UnitState& unit, Cells cells, std::uint32_t index) {
     auto const slot = Buffers::has_slots(cells.pool) ? Buffers::index(cells) : none;
     switch (cells.pool) {
       case Pool::gather: unit.gather_slot = slot; return;
-      case Pool::kept: unit.kept_slot = slot; return;
+      case Pool::kept_slice: unit.kept_slot = slot; return;
       case Pool::gradient_slot:
         unit.gradient_slot = slot;
-        unit.begins_sum = program_->units[index].sets_gradients;
+        unit.is_first_term = program_->units[index].sets_gradients;
         unit.opened = true;
-        dirty_[slot] = index;
+        last_user_[slot] = index;
         return;
       case Pool::gradient:
-        unit.begins_sum = program_->units[index].sets_gradients && unit.gradient != Gradient::sum;
+        unit.is_first_term = program_->units[index].sets_gradients && unit.gradient != Gradient::sum;
         unit.gradient = Gradient::sum;
         unit.written = true;
         return;
@@ -174,22 +174,22 @@ class Contents {
     }
   }
   void discard() {
-    for (auto& slot : dirty_) slot = none;
+    for (auto& slot : last_user_) slot = none;
     for (auto& unit : units_) {
       unit.gradient_slot = none;
       unit.gradient = Gradient::none;
-      unit.written = unit.partial = unit.accumulated = unit.begins_sum = unit.opened = false;
+      unit.written = unit.partial = unit.accumulated = unit.is_first_term = unit.opened = false;
     }
   }
-  static void close(Unit& unit, Pool pool) {
+  static void close(UnitState& unit, Pool pool) {
     switch (pool) {
       case Pool::gather: unit.gather_slot = none; return;
-      case Pool::kept: unit.kept_slot = none; return;
+      case Pool::kept_slice: unit.kept_slot = none; return;
       case Pool::gradient: unit.written = false; return;
       default: return;  // these close when a pass ends: their contents are used up
     }
   }
-  static void accumulate(Unit& unit, Pool from, Pool to) {
+  static void accumulate(UnitState& unit, Pool from, Pool to) {
     if (from == Pool::gradient_slot) unit.gradient_slot = none;
     if (from == Pool::partial) unit.partial = false;
     if (to == Pool::partial) unit.partial = true;
@@ -198,8 +198,9 @@ class Contents {
   }
 
   Program const* program_ = nullptr;
-  fsdp::detail::FixedArray<Unit> units_;
-  std::vector<std::uint32_t> dirty_;  ///< by gradient slot: the unit that has used it since it was last zeroed; none
+  fsdp::detail::FixedArray<UnitState> units_;
+  std::vector<std::uint32_t>
+      last_user_;  ///< by gradient slot: the unit that has used it since it was last zeroed; none
 };
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::step

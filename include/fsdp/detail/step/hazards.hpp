@@ -77,17 +77,17 @@ class Hazards {
     Needs needs;
     auto const& known = known_[index(operation.stream)];
     for (std::size_t i = 0; i < operation.size; ++i) {
-      auto const users = operation.meets[i];
-      if (users == 0) continue;
+      auto const accessors = operation.conflicts[i];
+      if (accessors == 0) continue;
       auto const& access = operation.all[i];
       auto const pool = access.cells.pool;
       for (auto const& cell : cells_[access.cells]) {
         if (cell.write > known.streams[cell.writer]) needs.streams.raise(cell.writer, cell.write, pool);
         if (access.mode == Mode::read) continue;
-        for_each_bit(users & ~unsigned{peers}, [&](std::size_t stream) {
+        for_each_bit(accessors & ~unsigned{peers}, [&](std::size_t stream) {
           if (cell.reads[stream] > known.streams[stream]) needs.streams.raise(stream, cell.reads[stream], pool);
         });
-        if ((users & peers) != 0 && peers_may_read(cell, operation, known))
+        if ((accessors & peers) != 0 && peers_may_read(cell, operation, known))
           needs.peers.raise(static_cast<std::size_t>(cell.group), cell.collective, pool);
       }
     }
@@ -103,7 +103,7 @@ class Hazards {
   }
 
   /// Records an operation that has been enqueued.
-  /// @param operation   is_noted()
+  /// @param operation   may_be_awaited()
   /// @param collective  its number among those of its communicator; 0: no collective
   [[gnu::noinline]] void after(Operation const& operation, std::uint64_t collective = 0) {
     auto const stream = index(operation.stream);
@@ -114,7 +114,7 @@ class Hazards {
       last_[static_cast<std::size_t>(operation.group)] = collective;
     }
     for (std::size_t i = 0; i < operation.size; ++i) {
-      if (operation.meets[i] == 0) continue;
+      if (operation.conflicts[i] == 0) continue;
       auto const& access = operation.all[i];
       for (auto& cell : cells_[access.cells]) {
         if (access.mode == Mode::read) {

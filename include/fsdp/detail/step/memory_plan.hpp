@@ -50,13 +50,13 @@ class LiveBytes {
 
   std::int64_t bytes() const { return bytes_; }
   /// Runs a pass. @return the highest use in it
-  [[gnu::cold]] std::int64_t run(Phase phase, Facts facts, std::size_t path = 0) {
+  [[gnu::cold]] std::int64_t run(PassKind kind, StepFlags flags, std::size_t path = 0) {
     auto highest = bytes_;
     auto const visit = [&](step::Operation const& operation) {
       run(operation);
       highest = std::max(highest, bytes_);
     };
-    program_->for_each(phase, facts, visit, path);
+    program_->for_each(kind, flags, visit, path);
     return highest;
   }
   /// @return the change of bytes in use
@@ -68,7 +68,7 @@ class LiveBytes {
   }
   /// Drops parameters of earlier passes.
   void reshard() {
-    for (auto const pool : {step::Pool::gather, step::Pool::kept}) forget(pool);
+    for (auto const pool : {step::Pool::gather, step::Pool::kept_slice}) forget(pool);
   }
   /// Forgets gradients of earlier passes.
   void discard() {
@@ -94,32 +94,32 @@ class LiveBytes {
 /// declared order, which has all units; parameters are only kept for a pass of the same path.
 [[gnu::cold]] inline std::int64_t highest_live_bytes(Program const& program, StepInput const& input) {
   std::int64_t highest = 0;
-  auto const run = [&](LiveBytes& live, Facts facts, std::size_t path) {
-    highest = std::max(highest, live.run(Phase::forward, facts, path));
-    auto activations = live;
-    highest = std::max(highest, activations.run(Phase::activations, facts, path));
-    highest = std::max(highest, live.run(Phase::backward, facts, path));
+  auto const run = [&](LiveBytes& live, StepFlags flags, std::size_t path) {
+    highest = std::max(highest, live.run(PassKind::forward, flags, path));
+    auto frozen_backward = live;
+    highest = std::max(highest, frozen_backward.run(PassKind::frozen_backward, flags, path));
+    highest = std::max(highest, live.run(PassKind::backward, flags, path));
     auto evaluated = live;
     evaluated.reshard();
-    highest = std::max(highest, evaluated.run(Phase::evaluation, plain_step, path));
+    highest = std::max(highest, evaluated.run(PassKind::evaluation, plain_step, path));
   };
   // The state after a micro-step depends only on its own flags. So two micro-steps in a row reach all states.
   LiveBytes const nothing(program);
   AllowedFlags const allowed(program, input);
   for (auto const first : allowed) {
-    auto const facts = left_by(plain_step) | first.facts();
+    auto const flags = flags_after(plain_step) | first.step_flags();
     auto declared = nothing;
-    run(declared, facts, 0);
+    run(declared, flags, 0);
     for (std::size_t path = 0; path < program.paths(); ++path) {
       auto left = declared;
-      if (path > 0) left.reshard(), run(left, facts, path);
+      if (path > 0) left.reshard(), run(left, flags, path);
       for (auto const second : allowed) {
         auto live = left;
-        run(live, left_by(facts) | second.facts(), path);
+        run(live, flags_after(flags) | second.step_flags(), path);
         if (path == 0) continue;
         auto after_declared = declared;
         after_declared.reshard();
-        run(after_declared, starts_sharded | (left_by(facts) & waiting_answers) | second.facts(), path);
+        run(after_declared, starts_sharded | (flags_after(flags) & waiting_flags) | second.step_flags(), path);
       }
     }
   }
@@ -157,15 +157,15 @@ class LiveBytes {
   plan.reduce += program.accumulator_elements * static_cast<std::int64_t>(sizeof(float));
 
   detail::LiveBytes plain(program), waiting = plain;
-  auto facts = plain_step;
-  plan.live_forward = plan.rest() + plain.run(Phase::forward, facts);
-  plan.live_backward = plan.rest() + plain.run(Phase::backward, facts);
+  auto flags = plain_step;
+  plan.live_forward = plan.rest() + plain.run(PassKind::forward, flags);
+  plan.live_backward = plan.rest() + plain.run(PassKind::backward, flags);
   if (input.allow_no_sync) {
-    auto const first = starts_sharded | BackwardFlags{.gradient_sync = false}.facts() | nothing_waits;
-    for (auto const phase : {Phase::forward, Phase::backward}) waiting.run(phase, first);
-    facts = left_by(first) | BackwardFlags{}.facts();
+    auto const first = starts_sharded | BackwardFlags{.gradient_sync = false}.step_flags() | all_reduced;
+    for (auto const kind : {PassKind::forward, PassKind::backward}) waiting.run(kind, first);
+    flags = flags_after(first) | BackwardFlags{}.step_flags();
   }
-  auto const in_forward = waiting.run(Phase::forward, facts), in_backward = waiting.run(Phase::backward, facts);
+  auto const in_forward = waiting.run(PassKind::forward, flags), in_backward = waiting.run(PassKind::backward, flags);
   plan.live_accumulated = plan.rest() + std::max(in_forward, in_backward);
   plan.live_most = plan.rest() + detail::highest_live_bytes(program, input);
   return plan;

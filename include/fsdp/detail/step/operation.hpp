@@ -17,40 +17,42 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Flags of a micro-step, in four groups: exactly one bit of each group is set. An operation lists the flags under
 /// which it runs; if it does not depend on a group, it has all bits of the group.
-enum Facts : unsigned {
+enum StepFlags : unsigned {
   starts_sharded = 1u << 0,    ///< forward begins without parameters of an earlier backward pass
   starts_unsharded = 1u << 1,  ///< forward begins with all of them
-  drops = 1u << 2,             ///< backward drops parameters
-  keeps = 1u << 3,             ///< backward leaves them
+  reshards = 1u << 2,          ///< backward drops parameters
+  stays_unsharded = 1u << 3,   ///< backward leaves them
   syncs_none = 1u << 4,        ///< gradients stay on their rank
   syncs_group = 1u << 5,       ///< gradients are reduced within shard groups
   syncs_all = 1u << 6,         ///< gradients are reduced over all ranks
-  nothing_waits = 1u << 7,     ///< all gradients of earlier micro-steps are reduced
-  sums_wait = 1u << 8,         ///< sums within shard groups wait for replicas
+  all_reduced = 1u << 7,       ///< all gradients of earlier micro-steps are reduced
+  group_sums_wait = 1u << 8,   ///< sums within shard groups wait for replicas
   gradients_wait = 1u << 9,    ///< gradients of earlier micro-steps are unreduced; sums may also wait for replicas
-  any_facts = (1u << 10) - 1
+  any_flags = (1u << 10) - 1
 };
-constexpr Facts operator~(Facts a) { return static_cast<Facts>(~unsigned{a} & unsigned{any_facts}); }
-constexpr Facts operator|(Facts a, Facts b) { return static_cast<Facts>(unsigned{a} | unsigned{b}); }
-constexpr Facts operator&(Facts a, Facts b) { return static_cast<Facts>(unsigned{a} & unsigned{b}); }
+using Facts [[deprecated("write StepFlags")]] = StepFlags;
+constexpr StepFlags operator~(StepFlags a) { return static_cast<StepFlags>(~unsigned{a} & unsigned{any_flags}); }
+constexpr StepFlags operator|(StepFlags a, StepFlags b) { return static_cast<StepFlags>(unsigned{a} | unsigned{b}); }
+constexpr StepFlags operator&(StepFlags a, StepFlags b) { return static_cast<StepFlags>(unsigned{a} & unsigned{b}); }
 /// The bits of each group.
-inline constexpr Facts start_answers = starts_sharded | starts_unsharded, drop_answers = drops | keeps,
-                       sync_answers = syncs_none | syncs_group | syncs_all,
-                       waiting_answers = nothing_waits | sums_wait | gradients_wait;
-inline constexpr std::array<unsigned, 4> questions{start_answers, drop_answers, sync_answers, waiting_answers};
-/// @return a mask: in a group that `answers` names, only those flags; in all other groups, every flag
-constexpr Facts only(Facts answers) {
-  unsigned facts = 0;
-  for (auto const question : questions) facts |= (answers & question) != 0 ? answers & question : question;
-  return static_cast<Facts>(facts);
+inline constexpr StepFlags start_flags = starts_sharded | starts_unsharded, reshard_flags = reshards | stays_unsharded,
+                           sync_flags = syncs_none | syncs_group | syncs_all,
+                           waiting_flags = all_reduced | group_sums_wait | gradients_wait;
+inline constexpr std::array<unsigned, 4> flag_groups{start_flags, reshard_flags, sync_flags, waiting_flags};
+/// @return a mask: in a group that `flags` names, only those flags; in all other groups, every flag
+constexpr StepFlags only_if(StepFlags flags) {
+  unsigned all = 0;
+  for (auto const group : flag_groups) all |= (flags & group) != 0 ? flags & group : group;
+  return static_cast<StepFlags>(all);
 }
 /// A micro-step that begins and ends with sharded parameters and reduces its gradients, after one like it.
-inline constexpr Facts plain_step = starts_sharded | drops | syncs_all | nothing_waits;
+inline constexpr StepFlags plain_step = starts_sharded | reshards | syncs_all | all_reduced;
 /// Flags that a micro-step sets for the next one.
-constexpr Facts left_by(Facts facts) {
-  return ((facts & keeps) != 0 ? starts_unsharded : starts_sharded) | ((facts & syncs_none) != 0    ? gradients_wait
-                                                                       : (facts & syncs_group) != 0 ? sums_wait
-                                                                                                    : nothing_waits);
+constexpr StepFlags flags_after(StepFlags flags) {
+  return ((flags & stays_unsharded) != 0 ? starts_unsharded : starts_sharded) |
+         ((flags & syncs_none) != 0    ? gradients_wait
+          : (flags & syncs_group) != 0 ? group_sums_wait
+                                       : all_reduced);
 }
 
 /// A scope of an engine that changes backward passes. The first three clear one of the flags below while they are open.
@@ -69,8 +71,10 @@ struct BackwardFlags {
   bool replica_sync = true;   ///< reduces over replicas too
   bool reshard = true;        ///< drops parameters
 
-  constexpr Facts facts() const {
-    return (reshard ? drops : keeps) | (!gradient_sync ? syncs_none : replica_sync ? syncs_all : syncs_group);
+  constexpr StepFlags step_flags() const {
+    return (reshard ? reshards : stays_unsharded) | (!gradient_sync ? syncs_none
+                                                     : replica_sync ? syncs_all
+                                                                    : syncs_group);
   }
 };
 /// The flags of all kinds of backward passes.
@@ -93,7 +97,7 @@ enum class Pool : unsigned char {
   partial,          ///< by unit: sum over the shard group, before the sum over replicas
   accumulator,      ///< by unit: unreduced full gradients of earlier micro-steps
   gather,           ///< by slot: full parameters
-  kept,             ///< by slot: the slice of the parameters that stays after forward
+  kept_slice,       ///< by slot: the slice of the parameters that stays after forward
   gradient_slot,    ///< by slot: full gradients
   wire,             ///< by slot: full gradients, rounded
   offloaded,        ///< by unit: master shard and optimizer state in host memory
@@ -204,10 +208,10 @@ constexpr bool contains(Group whole, Group part) {
          (whole == Group::all_replicas && part == Group::replicas);
 }
 
-/// Users of a cell: a bit for each stream of this rank, and one for peers.
-using Users = std::uint8_t;
-constexpr Users user(StreamKind stream) { return static_cast<Users>(1u << static_cast<unsigned>(stream)); }
-inline constexpr Users peers = 1u << stream_kinds, all_users = 2 * peers - 1;
+/// Who accesses a cell: a bit for each stream of this rank, and one for peers.
+using Accessors = std::uint8_t;
+constexpr Accessors accessor(StreamKind stream) { return static_cast<Accessors>(1u << static_cast<unsigned>(stream)); }
+inline constexpr Accessors peers = 1u << stream_kinds, all_accessors = 2 * peers - 1;
 
 /// A span of a trace: consecutive operations of one stream.
 struct Span {
@@ -218,7 +222,7 @@ struct Span {
 
 /// A condition on the contents of a unit's buffers. Micro-steps of several paths may leave sums of some units unreduced
 /// and not those of others, which the flags of a micro-step do not say.
-enum class Given : unsigned char {
+enum class Condition : unsigned char {
   always,
   none_waits,  ///< no gradients of earlier micro-steps wait in a slot
   opened,      ///< backward has got a slot, and has written nothing to it
@@ -231,15 +235,15 @@ struct Operation {
 
   Primitive primitive{};
   StreamKind stream{};
-  Group group = Group::none;    ///< of a collective
-  bool mean = false;            ///< all_reduce: makes a mean of the sum
-  bool beside = false;          ///< accesses of the computation before it to a further unit
-  bool unless_begun = false;    ///< runs only if the unit's gradient shard holds no sum since the last update
-  bool if_begun = false;        ///< runs only if it holds one
-  Given given = Given::always;  ///< runs only if this holds
-  std::uint8_t size = 0;        ///< number of accesses
-  Facts when = any_facts;       ///< flags of a micro-step under which it runs
-  Facts records{};              ///< flags under which an event is recorded after it, for another stream's wait
+  Group group = Group::none;  ///< of a collective
+  bool mean = false;          ///< all_reduce: makes a mean of the sum
+  bool beside = false;        ///< accesses of the computation before it to a further unit
+  bool unless_begun = false;  ///< runs only if the unit's gradient shard holds no sum since the last update
+  bool if_begun = false;      ///< runs only if it holds one
+  Condition condition = Condition::always;  ///< runs only if this holds
+  std::uint8_t size = 0;                    ///< number of accesses
+  StepFlags when = any_flags;               ///< flags of a micro-step under which it runs
+  StepFlags records{};          ///< flags under which an event is recorded after it, for another stream's wait
   int ranks = 1;                ///< of the group
   std::uint32_t unit = none;    ///< for a bucket, the unit that completes it
   std::uint32_t bucket = none;  ///< the bucket whose gradients it moves; none: one unit's
@@ -250,17 +254,17 @@ struct Operation {
   std::array<Access, 3> all{};
   /// For each access, the other streams and the peers that access the same cells. An access without any needs no
   /// book-keeping.
-  std::array<Users, 3> meets{};
+  std::array<Accessors, 3> conflicts{};
   Span span{};
 
-  constexpr bool runs(Facts facts) const { return (unsigned{facts} & ~unsigned{when}) == 0; }
-  constexpr bool is_recorded(Facts facts) const { return (unsigned{facts} & ~unsigned{records}) == 0; }
+  constexpr bool runs(StepFlags flags) const { return (unsigned{flags} & ~unsigned{when}) == 0; }
+  constexpr bool is_recorded(StepFlags flags) const { return (unsigned{flags} & ~unsigned{records}) == 0; }
   std::span<Access const> accesses() const { return {all.data(), size}; }
   std::span<Access> accesses() { return {all.data(), size}; }
   /// Whether another stream or peers access cells of the operation.
-  constexpr bool is_tracked() const { return (meets[0] | meets[1] | meets[2]) != 0; }
+  constexpr bool is_tracked() const { return (conflicts[0] | conflicts[1] | conflicts[2]) != 0; }
   /// Whether others may have to wait for the operation.
-  constexpr bool is_noted() const { return moves(primitive) && is_tracked(); }
+  constexpr bool may_be_awaited() const { return moves(primitive) && is_tracked(); }
   constexpr std::uint8_t stream_index() const { return static_cast<std::uint8_t>(stream); }
 
   // Sets sizes, for code that makes operations.
@@ -289,7 +293,7 @@ struct Operation {
 /// writes an operation.
 /// @param accesses  at most three
 [[gnu::noinline]] inline Operation make_operation(Primitive primitive, StreamKind stream, std::uint32_t unit,
-                                                  std::initializer_list<Access> accesses, Facts when = any_facts) {
+                                                  std::initializer_list<Access> accesses, StepFlags when = any_flags) {
   Operation operation;
   operation.primitive = primitive;
   operation.stream = stream;

@@ -24,41 +24,41 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::step {
 class PassFlags {
  public:
   /// Flags of the pass in progress, or of the last one.
-  Facts now() const { return now_; }
+  StepFlags now() const { return now_; }
   /// Begins a forward pass. @return whether parameters left by earlier passes are dropped first
   bool begin_forward() {
     now_ = left_;
     forget_parameters();
     return (now_ & starts_sharded) != 0;
   }
-  void begin_backward(BackwardFlags flags) { now_ = flags.facts() | (left_ & waiting_answers); }
-  void end_backward() { left_ = left_by(now_); }
+  void begin_backward(BackwardFlags flags) { now_ = flags.step_flags() | (left_ & waiting_flags); }
+  void end_backward() { left_ = flags_after(now_); }
   /// Begins a pass that writes no gradients: those of earlier passes wait as before.
-  void begin_activations(BackwardFlags flags) {
-    now_ = (flags.facts() & drop_answers) | syncs_all | (left_ & waiting_answers);
+  void begin_frozen_backward(BackwardFlags flags) {
+    now_ = (flags.step_flags() & reshard_flags) | syncs_all | (left_ & waiting_flags);
   }
-  void end_activations() { left_ = (left_by(now_) & start_answers) | (left_ & waiting_answers); }
+  void end_frozen_backward() { left_ = (flags_after(now_) & start_flags) | (left_ & waiting_flags); }
   /// Records that the next forward pass finds no parameters of an earlier backward pass.
-  void forget_parameters() { left_ = starts_sharded | (left_ & waiting_answers); }
-  void forget_gradients() { left_ = (left_ & start_answers) | nothing_waits; }
+  void forget_parameters() { left_ = starts_sharded | (left_ & waiting_flags); }
+  void forget_gradients() { left_ = (left_ & start_flags) | all_reduced; }
 
  private:
-  Facts now_ = plain_step;
-  Facts left_ = left_by(plain_step);  ///< state that the last complete pass has left
+  StepFlags now_ = plain_step;
+  StepFlags left_ = flags_after(plain_step);  ///< state that the last complete pass has left
 };
 
 /// The place of an operation in a run.
-struct Position {
+struct RunPosition {
   static constexpr std::uint32_t no_use = ~0u;
 
   std::uint32_t step = 0;  ///< optimizer steps so far
   /// Number of the backward pass in the run, from 1; a forward pass has the number of the backward pass that follows.
   std::uint32_t micro_step = 0;
-  std::uint32_t use = no_use;  ///< no_use: between uses
-  Phase phase{};               ///< of the pass in progress, or of the last one
-  Facts flags = plain_step;    ///< of the pass in progress, or of the last one
-  std::uint32_t path = 0;      ///< of the pass in progress, or of the last one
-  std::uint32_t place = 0;     ///< of the use in the path
+  std::uint32_t use = no_use;       ///< no_use: between uses
+  PassKind kind{};                  ///< of the pass in progress, or of the last one
+  StepFlags flags = plain_step;     ///< of the pass in progress, or of the last one
+  std::uint32_t path = 0;           ///< of the pass in progress, or of the last one
+  std::uint32_t index_in_path = 0;  ///< of the use
 };
 
 /// A scope in which passes follow a path.
@@ -151,7 +151,7 @@ class PassState {
   /// Number of complete turns of the pass in progress, or of the last one.
   std::size_t turns_done() const { return done_; }
   /// Whether the pass in progress, or else the last one, is a backward pass that writes no gradients of parameters.
-  bool freezes_parameters() const { return at_.phase == Phase::activations; }
+  bool freezes_parameters() const { return at_.kind == PassKind::frozen_backward; }
   std::uint32_t backward_passes() const { return backward_passes_; }  ///< begun so far: tells gradients apart
   OpenAccesses& accesses() { return accesses_; }
 
@@ -283,7 +283,7 @@ class PassState {
     if (open_) expect_closed(formatted("forward of '{}' begins", module_name(use)));
     bool const starts = stage_ != Stage::forward;
     auto const path = starts ? next_path() : at_.path;
-    auto const& turns = starts ? program_->turns(next_forward_phase(), path) : *turns_;
+    auto const& turns = starts ? program_->turns(next_forward_kind(), path) : *turns_;
     auto const& turn = turns[starts ? 0 : done_];
     if (turn.use != use) refuse_order(turn, path, UseKind::forward, use);
     if (starts) begin_turns(Stage::forward, turns);
@@ -305,7 +305,7 @@ class PassState {
     auto const* turn = next_backward_turn();
     if (turn == nullptr || turn->use != use || kind_of(*turn) != kind) refuse_backward(kind, use);
     bool const starts = stage_ == Stage::forward_done;
-    if (starts) begin_turns(Stage::backward, program_->turns(next_backward_phase(), at_.path));
+    if (starts) begin_turns(Stage::backward, program_->turns(next_backward_kind(), at_.path));
     open(*turn);
     return starts;
   }
@@ -314,10 +314,10 @@ class PassState {
   /// progress, the use would come out of order.
   bool skips(UseKind kind, std::size_t use) const {
     if (stage_ != Stage::idle || open_ || program_ == nullptr) return false;
-    if (program_->turns(Phase::backward, at_.path).empty()) return false;
+    if (program_->turns(PassKind::backward, at_.path).empty()) return false;
     bool const recomputes = kind == UseKind::recompute;
     if (recomputes && declared_ != nullptr && declared_->segment(use) == UseOrder::none) return false;
-    auto const end = recomputes ? lowest_place_ : program_->backward_end(at_.path);
+    auto const end = recomputes ? lowest_ : program_->backward_end(at_.path);
     return at_.path == 0 ? use < end : is_placed_below(use, end);
   }
   /// Begins the flags of a pass whose first use is open. @return whether parameters of earlier passes are dropped first
@@ -326,8 +326,8 @@ class PassState {
       if (at_.path != next_path()) flags_.forget_parameters();
       return flags_.begin_forward();
     }
-    if (next_backward_phase() == Phase::activations)
-      flags_.begin_activations(next_backward());
+    if (next_backward_kind() == PassKind::frozen_backward)
+      flags_.begin_frozen_backward(next_backward());
     else
       flags_.begin_backward(next_backward());
     return false;
@@ -336,26 +336,26 @@ class PassState {
   void begin_position() {
     if (stage_ == Stage::forward) {
       if (auto const path = next_path(); at_.path != path) set_path(path);
-      at_.phase = next_forward_phase();
+      at_.kind = next_forward_kind();
       at_.micro_step = backward_passes_ + 1;
     } else {
-      at_.phase = next_backward_phase();
-      if (at_.phase == Phase::backward) at_.micro_step = ++backward_passes_;
+      at_.kind = next_backward_kind();
+      if (at_.kind == PassKind::backward) at_.micro_step = ++backward_passes_;
     }
     at_.flags = flags_.now();
   }
   /// Moves the position to the open use.
-  void move_to_use() { at_.use = turn_->use, at_.place = turn_->place; }
+  void move_to_use() { at_.use = turn_->use, at_.index_in_path = turn_->index_in_path; }
   /// Counts optimizer steps of a run.
   void count_step() { ++at_.step; }
   /// Closes the open use. @return whether it was the last of its pass
   bool leave() {
     open_ = false;
-    at_.use = Position::no_use;
+    at_.use = RunPosition::no_use;
     if (++done_ < turns_->size()) return false;
     if (stage_ == Stage::forward) return stage_ = Stage::forward_done, true;
-    if (at_.phase == Phase::activations)
-      flags_.end_activations();
+    if (at_.kind == PassKind::frozen_backward)
+      flags_.end_frozen_backward();
     else
       flags_.end_backward();
     stage_ = Stage::idle;
@@ -372,7 +372,7 @@ class PassState {
     stage_ = Stage::idle;
     open_ = false;
     cut_ = {};
-    at_.use = Position::no_use;
+    at_.use = RunPosition::no_use;
     flags_.forget_parameters();
   }
   /// As forget_pass(), after an exception: a backward pass with gradients has left them incomplete.
@@ -394,7 +394,7 @@ class PassState {
   bool in_forward() const { return stage_ == Stage::forward; }
   /// Of the open use.
   Program::Turn const& turn() const { return *turn_; }
-  Position const& at() const { return at_; }
+  RunPosition const& at() const { return at_; }
   Contents& contents_to_change() { return contents_; }
 
  private:
@@ -410,16 +410,16 @@ class PassState {
     return use < program_->modules.size() ? std::string_view(program_->modules[use]) : std::string_view();
   }
   std::uint32_t next_path() const { return followed_ == nullptr ? 0 : static_cast<std::uint32_t>(followed_->path); }
-  Phase next_forward_phase() const { return evaluations_ > 0 ? Phase::evaluation : Phase::forward; }
-  Phase next_backward_phase() const {
-    return scopes_[static_cast<std::size_t>(BackwardChange::frozen_parameters)] > 0 ? Phase::activations
-                                                                                    : Phase::backward;
+  PassKind next_forward_kind() const { return evaluations_ > 0 ? PassKind::evaluation : PassKind::forward; }
+  PassKind next_backward_kind() const {
+    return scopes_[static_cast<std::size_t>(BackwardChange::frozen_parameters)] > 0 ? PassKind::frozen_backward
+                                                                                    : PassKind::backward;
   }
   /// nullptr: no backward use may come next.
   Program::Turn const* next_backward_turn() const {
     if (stage_ == Stage::backward) return &(*turns_)[done_];
     if (stage_ != Stage::forward_done) return nullptr;
-    auto const& turns = program_->turns(next_backward_phase(), at_.path);
+    auto const& turns = program_->turns(next_backward_kind(), at_.path);
     return turns.empty() ? nullptr : &turns[0];
   }
   void begin_turns(Stage stage, Turns const& turns) {
@@ -434,14 +434,14 @@ class PassState {
   /// Changes the path of passes.
   void set_path(std::uint32_t path) {
     at_.path = path;
-    lowest_place_ = static_cast<std::uint32_t>(program_->uses(path));
-    for (auto const& turn : program_->turns(Phase::backward, path))
-      if (turn.place < lowest_place_) lowest_place_ = turn.place;
+    lowest_ = static_cast<std::uint32_t>(program_->uses(path));
+    for (auto const& turn : program_->turns(PassKind::backward, path))
+      if (turn.index_in_path < lowest_) lowest_ = turn.index_in_path;
   }
   /// Whether the path has the use at a place before `end`. Calls come in reverse order: the search goes on from the
   /// place that was found last.
   bool is_placed_below(std::size_t use, std::size_t end) const {
-    auto const& turns = program_->turns(Phase::forward, at_.path);
+    auto const& turns = program_->turns(PassKind::forward, at_.path);
     for (std::size_t step = 0; step < end; ++step) {
       found_ = (found_ == 0 || found_ > end ? end : found_) - 1;
       if (turns[found_].use == use) return true;
@@ -459,8 +459,8 @@ class PassState {
                      module_name(use));
   }
   [[noreturn, gnu::cold]] void refuse_backward(UseKind kind, std::size_t use) const {
-    if (program_ != nullptr && stage_ != Stage::backward && program_->turns(Phase::backward, at_.path).empty() &&
-        next_backward_phase() == Phase::backward)
+    if (program_ != nullptr && stage_ != Stage::backward && program_->turns(PassKind::backward, at_.path).empty() &&
+        next_backward_kind() == PassKind::backward)
       fail<UsageError>("rank {}: {} of '{}': nothing trains in path '{}', so its passes have no backward", rank_,
                        name(kind), module_name(use), program_->path_name(at_.path));
     if (stage_ == Stage::idle)  // each text with four names: compilers then have one function for all
@@ -499,10 +499,10 @@ class PassState {
           "rank {}: {}, but a backward pass inside frozen_parameters() is incomplete. Complete it, or call "
           "discard_gradients()",
           rank_, what);
-    auto const& uses = program_->turns(Phase::forward, at_.path);
+    auto const& uses = program_->turns(PassKind::forward, at_.path);
     auto lowest = uses.size();  // the last place that backward has completed
     for (std::size_t turn = 0; turn < done_; ++turn)
-      if (!(*turns_)[turn].recomputes()) lowest = (*turns_)[turn].place;
+      if (!(*turns_)[turn].recomputes()) lowest = (*turns_)[turn].index_in_path;
     std::vector<std::size_t> first(program_->units.size(), uses.size());  // place of each unit's first use
     for (auto place = uses.size(); place-- > 0;) first[uses[place].unit] = place;
     std::string done, missing;
@@ -538,11 +538,11 @@ class PassState {
   Program::Turn const* turn_ = nullptr;  ///< of the open use
   std::string_view cut_;                 ///< why the end of the open use drops the pass; empty: it does not
   int evaluations_ = 0;                  ///< scopes that are open
-  Position at_;
-  std::uint32_t lowest_place_ = Position::no_use;  ///< in the path: lowest one in a backward pass
-  mutable std::size_t found_ = 0;                  ///< a place in the path: see is_placed_below
-  std::array<int, backward_changes> scopes_{};     ///< by BackwardChange: scopes that are open
-  FollowedPath* followed_ = nullptr;               ///< nullptr: passes that begin follow the declared order
+  RunPosition at_;
+  std::uint32_t lowest_ = RunPosition::no_use;  ///< in the path: lowest one in a backward pass
+  mutable std::size_t found_ = 0;               ///< a place in the path: see is_placed_below
+  std::array<int, backward_changes> scopes_{};  ///< by BackwardChange: scopes that are open
+  FollowedPath* followed_ = nullptr;            ///< nullptr: passes that begin follow the declared order
   std::uint32_t backward_passes_ = 0;
   std::string_view writer_;           ///< of parameters that are incomplete: optimizer_step, "an import"; empty: none
   std::size_t to_update_ = 0;         ///< units that the step under way has not updated
@@ -552,18 +552,18 @@ class PassState {
 
 /// Runs the operations of a program as its uses begin and end.
 ///
-/// `begin_pass(Position const&)`: a pass begins, with its first use.
+/// `begin_pass(RunPosition const&)`: a pass begins, with its first use.
 ///
-/// `perform(Operation const&, Position const&, Contents const&)`: an operation. The contents are those before it.
+/// `perform(Operation const&, RunPosition const&, Contents const&)`: an operation. The contents are those before it.
 ///
 /// `begin_compute(Turn const&)`: the module's kernels follow.
 ///
-/// `computed(Operation const&, Position const&, Contents const&)`: the kernels are enqueued. One call for each unit
+/// `computed(Operation const&, RunPosition const&, Contents const&)`: the kernels are enqueued. One call for each unit
 /// that they access.
 ///
 /// `interrupted(Turn const&)`: an exception has ended the kernels.
 ///
-/// `end_pass(Position const&)`: the last use of the pass has ended.
+/// `end_pass(RunPosition const&)`: the last use of the pass has ended.
 /// @tparam Performer  has the members above
 template <class Performer>
 class Passes : public PassState {
@@ -703,19 +703,19 @@ class Passes : public PassState {
 /// An operation of a run, with `Mode::sum` resolved to `write` or `add`.
 struct Executed {
   Operation operation;
-  Position at;
+  RunPosition at;
 };
 /// @param contents  before the operation
-inline Executed executed(Operation const& operation, Position const& at, Contents const& contents) {
+inline Executed executed(Operation const& operation, RunPosition const& at, Contents const& contents) {
   Executed result{operation, at};
   for (auto& access : result.operation.accesses())
-    if (access.mode == Mode::sum) access.mode = contents.begins_sum(operation) ? Mode::write : Mode::add;
+    if (access.mode == Mode::sum) access.mode = contents.is_first_term(operation) ? Mode::write : Mode::add;
   return result;
 }
 
 /// A visitor of Run that appends to `list`, which must outlive it.
 inline auto record_into(std::vector<Executed>& list) {
-  return [&list](Operation const& operation, Position const& at, Contents const& contents) {
+  return [&list](Operation const& operation, RunPosition const& at, Contents const& contents) {
     list.push_back(executed(operation, at, contents));
   };
 }
@@ -723,19 +723,19 @@ inline auto record_into(std::vector<Executed>& list) {
 /// A performer that shows each operation to a visitor.
 class Visiting {
  public:
-  void begin_pass(Position const&) {}
+  void begin_pass(RunPosition const&) {}
   /// A visitor that throws is not called again.
-  void perform(Operation const& operation, Position const& at, Contents const& contents) {
+  void perform(Operation const& operation, RunPosition const& at, Contents const& contents) {
     if (std::exchange(stopped_, true)) return;
     visit(operation, at, contents);
     stopped_ = false;
   }
   void begin_compute(Program::Turn const&) {}
-  void computed(Operation const& operation, Position const& at, Contents const& contents) {
+  void computed(Operation const& operation, RunPosition const& at, Contents const& contents) {
     perform(operation, at, contents);
   }
   void interrupted(Program::Turn const&) {}
-  void end_pass(Position const&) {}
+  void end_pass(RunPosition const&) {}
 
  protected:
   Visiting() = default;
@@ -744,7 +744,7 @@ class Visiting {
 
  private:
   /// Called for each operation of the run. @param contents  before it
-  virtual void visit(Operation const& operation, Position const& at, Contents const& contents) = 0;
+  virtual void visit(Operation const& operation, RunPosition const& at, Contents const& contents) = 0;
 
   bool stopped_ = false;
 };
@@ -758,16 +758,16 @@ class BasicRun : public Visiting, public Passes<Visiting> {
   void follow(std::size_t path) { path_.path = path; }
   /// @param place  of the use in the path that is followed
   [[gnu::cold]] void forward(std::size_t place) {
-    forward(program().turns(Phase::forward, in_forward() ? at().path : path_.path)[place]);
+    forward(program().turns(PassKind::forward, in_forward() ? at().path : path_.path)[place]);
   }
   /// @param flags       of the pass; looked at when it begins
   /// @param recomputes  the use is recomputed
   [[gnu::cold]] void backward(std::size_t place, BackwardFlags flags, bool recomputes = false) {
-    backward(program().turn(Phase::backward, place, recomputes, at().path), flags);
+    backward(program().turn(PassKind::backward, place, recomputes, at().path), flags);
   }
   /// Runs a backward use of a pass without gradients. @param reshard  false: parameters stay unsharded
-  [[gnu::cold]] void activations(std::size_t place, bool reshard, bool recomputes = false) {
-    backward(program().turn(Phase::activations, place, recomputes, at().path), {.reshard = reshard}, true);
+  [[gnu::cold]] void frozen_backward(std::size_t place, bool reshard, bool recomputes = false) {
+    backward(program().turn(PassKind::frozen_backward, place, recomputes, at().path), {.reshard = reshard}, true);
   }
   /// Measures the gradient norm.
   [[gnu::cold]] void norm() {
@@ -793,13 +793,15 @@ class BasicRun : public Visiting, public Passes<Visiting> {
   /// Runs a forward and a backward pass.
   [[gnu::cold]] void micro_step(BackwardFlags flags = {}) {
     forward();
-    for (auto const& turn : program().turns(Phase::backward, path_.path)) backward(turn, flags);
+    for (auto const& turn : program().turns(PassKind::backward, path_.path)) backward(turn, flags);
   }
-  /// Runs a forward pass, and a backward pass through the activations alone; nothing if the program has no such pass.
+  /// Runs a forward pass, and a backward pass that writes no gradients of parameters; nothing if the program has no
+  /// such pass.
   [[gnu::cold]] void frozen_micro_step(bool reshard = true) {
-    if (program().turns(Phase::activations, path_.path).empty()) return;
+    if (program().turns(PassKind::frozen_backward, path_.path).empty()) return;
     forward();
-    for (auto const& turn : program().turns(Phase::activations, path_.path)) backward(turn, {.reshard = reshard}, true);
+    for (auto const& turn : program().turns(PassKind::frozen_backward, path_.path))
+      backward(turn, {.reshard = reshard}, true);
   }
   [[gnu::cold]] void evaluation() {
     begin_evaluation();
@@ -820,7 +822,7 @@ class BasicRun : public Visiting, public Passes<Visiting> {
 
  private:
   [[gnu::cold]] void forward() {
-    for (auto const& turn : program().turns(Phase::forward, path_.path)) forward(turn);
+    for (auto const& turn : program().turns(PassKind::forward, path_.path)) forward(turn);
   }
   [[gnu::cold]] void forward(Program::Turn const& turn) {
     begin_use(UseKind::forward, turn.use);
@@ -842,7 +844,7 @@ class Run final : public BasicRun {
   Run(Program const& program, Visit visit) : BasicRun(program), visit_(std::move(visit)) {}
 
  private:
-  void visit(Operation const& operation, Position const& at, Contents const& contents) override {
+  void visit(Operation const& operation, RunPosition const& at, Contents const& contents) override {
     visit_(operation, at, contents);
   }
 

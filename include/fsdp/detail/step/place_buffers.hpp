@@ -75,7 +75,7 @@ using PlannedPass = FixedArray<PlannedTurn>;
 
 /// Buffers of one path.
 struct PathBuffers {
-  std::array<PlannedPass, phases.size()> passes;
+  std::array<PlannedPass, pass_kinds.size()> passes;
   std::vector<std::uint32_t> gradient_slots;  ///< by unit: slot that backward writes its gradients to
   std::vector<std::uint32_t> buckets;         ///< completed by backward: indices of PlacedBuffers::buckets
 
@@ -147,21 +147,21 @@ class GatherWalk {
   }
   /// @param ahead  by use: lists of uses whose units are gathered ahead
   /// @param cut    shortens these lists where they exceed max_ahead_bytes
-  [[gnu::cold]] PlannedPass forward(Phase phase, std::vector<std::vector<std::size_t>>& ahead, bool cut) {
+  [[gnu::cold]] PlannedPass forward(PassKind kind, std::vector<std::vector<std::size_t>>& ahead, bool cut) {
     PlannedPass pass(path_.order.size());
     for (std::size_t use = 0; use < pass.size(); ++use) {
       auto& turn = pass[use];
       turn.use = use;
       begin(turn, ahead[use], cut);
       for (auto const u : plan_.units_of(path_, use))
-        if (plan_.gathers(u) && !plan_.keeps_after_forward(path_, use, u, phase)) drop(u), turn.drops.push_back(u);
+        if (plan_.gathers(u) && !plan_.keeps_after_forward(path_, use, u, kind)) drop(u), turn.drops.push_back(u);
     }
     return pass;
   }
-  /// @param phase  backward or activations
-  [[gnu::cold]] PlannedPass backward(Phase phase, PrefetchLists& ahead) {
+  /// @param kind  backward or frozen_backward
+  [[gnu::cold]] PlannedPass backward(PassKind kind, PrefetchLists& ahead) {
     auto const& order = path_.order;
-    auto const end = phase == Phase::backward ? path_.backward_end : 0;
+    auto const end = kind == PassKind::backward ? path_.backward_end : 0;
     auto const turns = order.backward_turns(end);
     PlannedPass pass(turns.size());
     std::vector<std::size_t> no_list;
@@ -323,7 +323,7 @@ class BufferPlacer {
     place_gathered();
     place_gradients();
     placed_.cells.set_slots(step::Pool::gather, placed_.gather_slots.size());
-    placed_.cells.set_slots(step::Pool::kept, placed_.kept_slots.size());
+    placed_.cells.set_slots(step::Pool::kept_slice, placed_.kept_slots.size());
     placed_.cells.set_slots(step::Pool::gradient_slot, placed_.gradient_slots.size());
     placed_.cells.set_slots(step::Pool::wire, placed_.wires.size());
     return std::move(placed_);
@@ -458,33 +458,34 @@ class BufferPlacer {
       for (std::size_t slot = 0; slot < shared[at]; ++slot) add(placed_.gather_slots, {classes.largest[at]});
     for (auto& path : placed_.paths) {
       GatherSlots slots(plan_, classes, own_slots, shared), evaluated = slots;
-      slots.assign(pass_of(path, Phase::forward));
-      auto activations = slots;
-      slots.assign(pass_of(path, Phase::backward));
-      activations.assign(pass_of(path, Phase::activations));
-      evaluated.assign(pass_of(path, Phase::evaluation));
+      slots.assign(pass_of(path, PassKind::forward));
+      auto frozen_backward = slots;
+      slots.assign(pass_of(path, PassKind::backward));
+      frozen_backward.assign(pass_of(path, PassKind::frozen_backward));
+      evaluated.assign(pass_of(path, PassKind::evaluation));
     }
   }
-  static PlannedPass& pass_of(PathBuffers& path, Phase phase) { return path.passes[static_cast<std::size_t>(phase)]; }
+  static PlannedPass& pass_of(PathBuffers& path, PassKind kind) { return path.passes[static_cast<std::size_t>(kind)]; }
   /// Plans the gathers and drops of a path. @param most  raised to the numbers of shared slots that they use
   [[gnu::cold]] void plan_passes(PathPlan const& path, SizeClasses const& classes, PathBuffers& placed,
                                  std::vector<std::size_t>& most) const {
     auto lists = path.ahead, lists_of_activations = path.ahead;
     GatherWalk walk(plan_, path, classes), evaluated = walk, resident = walk;
-    auto forward = walk.forward(Phase::forward, lists.forward, true);
+    auto forward = walk.forward(PassKind::forward, lists.forward, true);
     // A pass that finds parameters of an earlier pass has fewer gathers. Nothing else changes.
     if (plan_.all_own_gather_slots(path) && placed_.kept_slots.empty()) {
       resident.begin_unsharded();
-      auto const fewer = resident.forward(Phase::forward, lists.forward, false);
+      auto const fewer = resident.forward(PassKind::forward, lists.forward, false);
       for (std::size_t turn = 0; turn < forward.size(); ++turn) restrict_to_sharded(forward[turn], fewer[turn]);
     }
-    pass_of(placed, Phase::forward) = std::move(forward);
-    auto activations = walk;
-    pass_of(placed, Phase::backward) = walk.backward(Phase::backward, lists);
+    pass_of(placed, PassKind::forward) = std::move(forward);
+    auto frozen_backward = walk;
+    pass_of(placed, PassKind::backward) = walk.backward(PassKind::backward, lists);
     if (plan_.input.allow_frozen_parameters)
-      pass_of(placed, Phase::activations) = activations.backward(Phase::activations, lists_of_activations);
-    pass_of(placed, Phase::evaluation) = evaluated.forward(Phase::evaluation, lists.forward, false);
-    for (auto const* walked : {&walk, &evaluated, &activations}) walked->raise(most);
+      pass_of(placed, PassKind::frozen_backward) =
+          frozen_backward.backward(PassKind::frozen_backward, lists_of_activations);
+    pass_of(placed, PassKind::evaluation) = evaluated.forward(PassKind::evaluation, lists.forward, false);
+    for (auto const* walked : {&walk, &evaluated, &frozen_backward}) walked->raise(most);
   }
   /// Gathers that are missing in `fewer`, a subsequence, run only if the pass starts sharded.
   [[gnu::cold]] static void restrict_to_sharded(PlannedTurn& all, PlannedTurn const& fewer) {

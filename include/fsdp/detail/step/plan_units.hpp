@@ -94,11 +94,15 @@ class UnitPlan {
   bool is_rounded(std::size_t unit) const {
     return input.wire && !units[unit].writes_shards && units[unit].world() > 1;
   }
-  /// Flags under which the unit's gradients are unreduced on this rank. `sums_wait` is one of them if the unit is
+  /// Flags under which the unit's gradients are unreduced on this rank. `group_sums_wait` is one of them if the unit is
   /// reduced over replicas only.
-  Facts held(std::size_t unit) const { return reduces_in_group(unit) ? gradients_wait : gradients_wait | sums_wait; }
+  StepFlags unreduced_flags(std::size_t unit) const {
+    return reduces_in_group(unit) ? gradients_wait : gradients_wait | group_sums_wait;
+  }
   /// Flags of micro-steps that reduce the unit's gradients, at least within its shard group.
-  Facts reducing(std::size_t unit) const { return reduces_in_group(unit) ? syncs_group | syncs_all : syncs_all; }
+  StepFlags reducing_flags(std::size_t unit) const {
+    return reduces_in_group(unit) ? syncs_group | syncs_all : syncs_all;
+  }
 
   // Uses of a path.
 
@@ -106,8 +110,8 @@ class UnitPlan {
   UnitsOfUse units_of(PathPlan const& path, std::size_t use) const { return beside(path.order.unit(use)); }
   /// Whether the unit, one of the use's, stays unsharded when this use's forward ends. If no use in a backward pass
   /// follows, a unit is kept until its last use at most.
-  bool keeps_after_forward(PathPlan const& path, std::size_t use, std::size_t unit, Phase phase) const {
-    bool const in_backward = phase != Phase::evaluation && path.in_backward[unit];
+  bool keeps_after_forward(PathPlan const& path, std::size_t use, std::size_t unit, PassKind kind) const {
+    bool const in_backward = kind != PassKind::evaluation && path.in_backward[unit];
     bool const used_again = !path.order.last_use_of_unit(use);
     if (path.order.returns(use)) return input.keep_root && (used_again || in_backward);
     if (used_again) return true;
@@ -222,7 +226,7 @@ class UnitPlan {
       for (auto const u : units_of(path, use))
         path.keeps_slice[u] =
             path.keeps_slice[u] || (units[u].sharded && path.in_backward[u] && may_drop(path, use, u) &&
-                                    !keeps_after_forward(path, use, u, Phase::forward));
+                                    !keeps_after_forward(path, use, u, PassKind::forward));
   }
   [[gnu::cold]] void give_scratch() {
     for (std::size_t u = 0; u < units.size(); ++u) {

@@ -19,13 +19,21 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// A pass over the uses. `activations` is a backward pass that writes no gradients of parameters.
-enum class Phase : unsigned char { forward, backward, evaluation, activations };
-inline constexpr std::array phases{Phase::forward, Phase::backward, Phase::evaluation, Phase::activations};
+/// A pass over the uses. `frozen_backward` is a backward pass that writes no gradients of parameters.
+enum class PassKind : unsigned char {
+  forward,
+  backward,
+  evaluation,
+  frozen_backward,
+  activations [[deprecated("write frozen_backward")]] = frozen_backward
+};
+using Phase [[deprecated("write PassKind")]] = PassKind;
+inline constexpr std::array pass_kinds{PassKind::forward, PassKind::backward, PassKind::evaluation,
+                                       PassKind::frozen_backward};
 
-constexpr std::string_view name(Phase phase) {
-  constexpr std::array<std::string_view, phases.size()> names{"forward", "backward", "evaluation", "activations"};
-  return names[static_cast<std::size_t>(phase)];
+constexpr std::string_view name(PassKind kind) {
+  constexpr std::array<std::string_view, pass_kinds.size()> names{"forward", "backward", "evaluation", "activations"};
+  return names[static_cast<std::size_t>(kind)];
 }
 
 /// A use of a unit by a module. `recompute`: the module's forward is computed again, in a backward pass.
@@ -105,24 +113,24 @@ class Program {
   /// A turn of a pass: a use of a unit, and of the units beside it. In a backward pass, a use of a segment has two
   /// turns: it is recomputed first.
   struct Turn {
-    std::uint32_t use = 0;    ///< in the declared order
-    std::uint32_t unit = 0;   ///< the first one
-    std::uint32_t place = 0;  ///< of the use in the path: see [Note: Paths]
+    std::uint32_t use = 0;            ///< in the declared order
+    std::uint32_t unit = 0;           ///< the first one
+    std::uint32_t index_in_path = 0;  ///< of the use: see [Note: Paths]
     std::vector<step::Operation> before;
     step::Operation compute;  ///< the module's kernels
-    /// Accesses of these kernels to units beside its first. They are ordered and noted as operations of their own.
+    /// Accesses of these kernels to units beside its first. They are ordered and recorded as operations of their own.
     std::vector<step::Operation> beside;
     std::vector<step::Operation> after;
     bool recomputes() const { return compute.primitive == step::Primitive::recompute; }
   };
 
   /// The turns of a pass of a path, in order; path 0 is the declared order. Without StepInput::allow_frozen_parameters,
-  /// `activations` has none.
-  detail::FixedArray<Turn> const& turns(Phase phase, std::size_t path = 0) const {
-    return paths_[path].turns[static_cast<std::size_t>(phase)];
+  /// `frozen_backward` has none.
+  detail::FixedArray<Turn> const& turns(PassKind kind, std::size_t path = 0) const {
+    return paths_[path].turns[static_cast<std::size_t>(kind)];
   }
-  detail::FixedArray<Turn>& turns(Phase phase, std::size_t path = 0) {
-    return paths_[path].turns[static_cast<std::size_t>(phase)];
+  detail::FixedArray<Turn>& turns(PassKind kind, std::size_t path = 0) {
+    return paths_[path].turns[static_cast<std::size_t>(kind)];
   }
   /// Number of paths, the declared order among them.
   std::size_t paths() const { return paths_.size(); }
@@ -132,34 +140,34 @@ class Program {
   void set_paths(std::size_t count) { paths_ = detail::FixedArray<Path>(count); }
   void name_path(std::size_t path, std::string name) { paths_[path].name = std::move(name); }
   /// Number of uses of a forward pass.
-  std::size_t uses(std::size_t path = 0) const { return turns(Phase::forward, path).size(); }
+  std::size_t uses(std::size_t path = 0) const { return turns(PassKind::forward, path).size(); }
   /// The last use of a backward pass; if units are frozen, the lowest use of a unit that trains. Below it nothing is
   /// gathered, unless it is recomputed: see [Note: Segments].
-  /// @return its place in the path; uses(): nothing trains
+  /// @return its index in the path; uses(): nothing trains
   std::size_t backward_end(std::size_t path = 0) const {
-    auto const& all = turns(Phase::backward, path);
-    return all.empty() ? uses(path) : all.back().place;
+    auto const& all = turns(PassKind::backward, path);
+    return all.empty() ? uses(path) : all.back().index_in_path;
   }
-  /// The turn of a use in a pass. @param place  of the use in the path
-  /// @pre the use has a turn: in backward, place >= backward_end(), or the use is recomputed
-  Turn const& turn(Phase phase, std::size_t place, bool recomputes = false, std::size_t path = 0) const {
-    auto const& all = turns(phase, path);
-    if (phase == Phase::forward || phase == Phase::evaluation) return all[place];
-    auto at = recomputes ? 0 : uses(path) - 1 - place;
-    while (all[at].place != place || all[at].recomputes() != recomputes) ++at;
+  /// The turn of a use in a pass. @param index  of the use in the path
+  /// @pre the use has a turn: in backward, index >= backward_end(), or the use is recomputed
+  Turn const& turn(PassKind kind, std::size_t index, bool recomputes = false, std::size_t path = 0) const {
+    auto const& all = turns(kind, path);
+    if (kind == PassKind::forward || kind == PassKind::evaluation) return all[index];
+    auto at = recomputes ? 0 : uses(path) - 1 - index;
+    while (all[at].index_in_path != index || all[at].recomputes() != recomputes) ++at;
     return all[at];
   }
 
   /// Calls `visit(Operation const&)` for each operation of a pass in a micro-step with these flags, in order.
   template <class Visit>
-  void for_each(Phase phase, Facts facts, Visit&& visit, std::size_t path = 0) const {
-    for (auto const& turn : turns(phase, path)) {
+  void for_each(PassKind kind, StepFlags flags, Visit&& visit, std::size_t path = 0) const {
+    for (auto const& turn : turns(kind, path)) {
       for (auto const& operation : turn.before)
-        if (operation.runs(facts)) visit(operation);
+        if (operation.runs(flags)) visit(operation);
       visit(turn.compute);
       for (auto const& operation : turn.beside) visit(operation);
       for (auto const& operation : turn.after)
-        if (operation.runs(facts)) visit(operation);
+        if (operation.runs(flags)) visit(operation);
     }
   }
 
@@ -230,7 +238,7 @@ class Program {
   step::Buffers buffers;
   /// By stream: number of operations of a step that others may wait for, in all passes and updates; and of events after
   /// them.
-  std::array<std::size_t, stream_kinds> noted{}, events{};
+  std::array<std::size_t, stream_kinds> awaitable{}, events{};
   /// The norm of each unit's gradient shard, and the unit's update by an optimizer. Callers of Shards run them between
   /// passes.
   std::vector<step::Operation> norms, updates;
@@ -244,7 +252,7 @@ class Program {
  private:
   struct Path {
     std::string name;
-    std::array<detail::FixedArray<Turn>, phases.size()> turns;
+    std::array<detail::FixedArray<Turn>, pass_kinds.size()> turns;
   };
   detail::FixedArray<Path> paths_ = detail::FixedArray<Path>(1);
 };
@@ -273,10 +281,10 @@ inline std::size_t reduced_bytes(Program const& program, step::Operation const& 
 }
 
 /// Collectives of a pass of a micro-step.
-inline Counts count(Program const& program, Phase phase, Facts facts, std::size_t path = 0) {
+inline Counts count(Program const& program, PassKind kind, StepFlags flags, std::size_t path = 0) {
   Counts counts;
   program.for_each(
-      phase, facts,
+      kind, flags,
       [&](step::Operation const& operation) {
         auto const ranks = operation.ranks;
         switch (operation.primitive) {

@@ -39,19 +39,19 @@ inline std::string conditions_of(step::Operation const& operation) {
       "sharded at first", "unsharded at first", "dropping",      "keeping", "no sync", "group sync", "sync",
       "nothing waits",    "sums wait",          "gradients wait"};
   std::string text;
-  for (auto const question : questions) {
-    if ((unsigned{when} & question) == question) continue;
+  for (auto const group : flag_groups) {
+    if ((unsigned{when} & group) == group) continue;
     text += text.empty() ? " if " : " and ";
     bool several = false;
     for (std::size_t bit = 0; bit < names.size(); ++bit) {
-      if ((unsigned{when} & question & (1u << bit)) == 0) continue;
+      if ((unsigned{when} & group & (1u << bit)) == 0) continue;
       text += formatted("{}{}", several ? " or " : "", names[bit]);
       several = true;
     }
   }
-  if (operation.given == step::Given::always) return text;
+  if (operation.condition == step::Condition::always) return text;
   text += text.empty() ? " if " : " and ";
-  return text + (operation.given == step::Given::sum_waits ? "its sum waits" : "nothing of it waits");
+  return text + (operation.condition == step::Condition::sum_waits ? "its sum waits" : "nothing of it waits");
 }
 
 /// The text of one operation in a printed step; "" if the operation before it stands for it, or if it is an open or a
@@ -90,27 +90,27 @@ inline std::string text_of(Program const& program, step::Operation const& operat
 /// Prints a line for each turn: left, the operations before the module's computation; right, those after it, in the
 /// order in which they are enqueued. Shared slots of parameters are A, B, C, shared slots of gradients x, y. The
 /// declared order comes first, then each path under its name.
-/// @param facts  only operations that run in such a micro-step; any_facts: all, with their conditions
-inline std::string to_text(Program const& program, Facts facts = any_facts) {
+/// @param flags  only operations that run in such a micro-step; any_flags: all, with their conditions
+inline std::string to_text(Program const& program, StepFlags flags = any_flags) {
   std::size_t width = 0;
   for (auto const& module : program.modules) width = std::max(width, module.size());
   std::string text;
   auto const add = [&](std::vector<step::Operation> const& operations) {
     std::string_view separator = " ";
     for (auto const& operation : operations) {
-      if (facts != any_facts && !operation.runs(facts)) continue;
+      if (flags != any_flags && !operation.runs(flags)) continue;
       auto const words = detail::text_of(program, operation);
       if (words.empty()) continue;
       text += formatted("{}{}", separator, words);
-      if (facts == any_facts) text += detail::conditions_of(operation);
+      if (flags == any_flags) text += detail::conditions_of(operation);
       separator = ", ";
     }
   };
   for (std::size_t path = 0; path < program.paths(); ++path) {
     if (path > 0) text += formatted("path '{}':\n", program.path_name(path));
-    for (auto const phase : phases)
-      for (auto const& turn : program.turns(phase, path)) {
-        text += formatted("{:<10} {:<{}} |", turn.recomputes() ? "recompute" : name(phase), program.modules[turn.use],
+    for (auto const kind : pass_kinds)
+      for (auto const& turn : program.turns(kind, path)) {
+        text += formatted("{:<10} {:<{}} |", turn.recomputes() ? "recompute" : name(kind), program.modules[turn.use],
                           width);
         add(turn.before);
         text += " |";
@@ -124,7 +124,7 @@ inline std::string to_text(Program const& program, Facts facts = any_facts) {
 /// The name of cells in messages: "gather slot 1, own slice", "gradient shard of 'h.0'".
 inline std::string to_text(Program const& program, step::Cells cells) {
   auto const what = name(cells.pool);
-  if (cells.pool == step::Pool::kept || step::Buffers::is_staged(cells.pool))
+  if (cells.pool == step::Pool::kept_slice || step::Buffers::is_staged(cells.pool))
     return formatted("{} {}", what, cells.first);
   if (step::Buffers::has_slices(cells.pool))
     return formatted("{} {}{}", what, cells.first / 2,

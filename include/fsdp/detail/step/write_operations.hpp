@@ -114,11 +114,11 @@ class OperationWriter {
   [[gnu::cold]] void write_passes(Program& program, std::size_t path) const {
     Slots slots(plan_.units.size(), Program::none);
     auto evaluated = slots;
-    program.turns(Phase::forward, path) = write_forward(Phase::forward, slots);
-    auto activations = slots;
-    program.turns(Phase::backward, path) = write_backward(Phase::backward, slots);
-    program.turns(Phase::activations, path) = write_backward(Phase::activations, activations);
-    program.turns(Phase::evaluation, path) = write_forward(Phase::evaluation, evaluated);
+    program.turns(PassKind::forward, path) = write_forward(PassKind::forward, slots);
+    auto frozen_backward = slots;
+    program.turns(PassKind::backward, path) = write_backward(PassKind::backward, slots);
+    program.turns(PassKind::frozen_backward, path) = write_backward(PassKind::frozen_backward, frozen_backward);
+    program.turns(PassKind::evaluation, path) = write_forward(PassKind::evaluation, evaluated);
   }
   /// Writes the unit's norm and update, and the moves of its state around them.
   [[gnu::cold]] void write_update(Program& p, std::uint32_t u) const {
@@ -133,7 +133,7 @@ class OperationWriter {
       if (unit.empty()) return none(p.updates, Primitive::update);
       // Updates serve imports too, which follow passes of all kinds.
       append(p.updates, Primitive::update, StreamKind::compute, u, {adds(buffers_.cells.of_unit(Pool::master, u))})
-          .records = any_facts;
+          .records = any_flags;
       return;
     }
     auto const shard = unit.shard();
@@ -151,7 +151,7 @@ class OperationWriter {
         .moving(shard, shard * fp32);
     if (plan_.input.offload.gradients) {
       p.gradient_fetches.pop_back();
-      move_gradient(p.gradient_fetches, Primitive::fetch, u, any_facts);
+      move_gradient(p.gradient_fetches, Primitive::fetch, u, any_flags);
     }
     if (!offloads) return;
     // The program does not know the optimizers: moments are counted as AdamW's in fp32.
@@ -159,7 +159,7 @@ class OperationWriter {
     auto const replace = [&](Operations& to, Primitive primitive, StreamKind stream,
                              std::initializer_list<step::Access> accesses) {
       to.back() = step::make_operation(primitive, stream, u, accesses);
-      to.back().moving(shard, moved).records = any_facts;  // for imports, and readers of masters
+      to.back().moving(shard, moved).records = any_flags;  // for imports, and readers of masters
     };
     replace(p.fetches, Primitive::fetch, StreamKind::copy, {reads(home), writes(staged)});
     replace(p.stores, Primitive::store, StreamKind::copy, {reads(staged), writes(home)});
@@ -178,39 +178,39 @@ class OperationWriter {
 
   using Turn = Program::Turn;
 
-  PlannedPass const& planned(Phase phase) const { return placed_.passes[static_cast<std::size_t>(phase)]; }
+  PlannedPass const& planned(PassKind kind) const { return placed_.passes[static_cast<std::size_t>(kind)]; }
 
-  [[gnu::cold]] FixedArray<Turn> write_forward(Phase phase, Slots& slots) const {
-    FixedArray<Turn> turns(planned(phase).size());
+  [[gnu::cold]] FixedArray<Turn> write_forward(PassKind kind, Slots& slots) const {
+    FixedArray<Turn> turns(planned(kind).size());
     for (std::size_t i = 0; i < turns.size(); ++i) {
       auto& turn = turns[i];
-      auto const& plan = planned(phase)[i];
+      auto const& plan = planned(kind)[i];
       begin(turn, plan, slots, false);
       compute(turn, Primitive::forward, slots, false);
       for (auto const u : plan.drops) {
-        if (phase == Phase::forward && path_.keeps_slice[u]) keep_slice(turn.after, u, slots[u]);
-        drop(turn.after, u, slots, any_facts);
+        if (kind == PassKind::forward && path_.keeps_slice[u]) keep_slice(turn.after, u, slots[u]);
+        drop(turn.after, u, slots, any_flags);
       }
     }
     return turns;
   }
-  /// @param phase  backward or activations
-  [[gnu::cold]] FixedArray<Turn> write_backward(Phase phase, Slots& slots) const {
-    bool const writes_gradients = phase == Phase::backward;
-    FixedArray<Turn> turns(planned(phase).size());
+  /// @param kind  backward or frozen_backward
+  [[gnu::cold]] FixedArray<Turn> write_backward(PassKind kind, Slots& slots) const {
+    bool const writes_gradients = kind == PassKind::backward;
+    FixedArray<Turn> turns(planned(kind).size());
     std::uint32_t rounded = 0;
     std::vector<std::uint32_t> last_users(buffers_.gradient_slots.size(), Program::none);
     BucketProgress buckets(buffers_, placed_, plan_.units.size());
     for (std::size_t i = 0; i < turns.size(); ++i) {
       auto& turn = turns[i];
-      auto const& plan = planned(phase)[i];
+      auto const& plan = planned(kind)[i];
       bool const sums = writes_gradients && !plan.recomputes;
       begin(turn, plan, slots, true);
       compute(turn, plan.recomputes ? Primitive::recompute : Primitive::backward, slots, sums);
-      if (sums && path_.order.last_use_of_unit(plan.use)) begin_gradients(turn.before, plan.use, last_users);
+      if (sums && path_.order.last_use_of_unit(plan.use)) open_gradients(turn.before, plan.use, last_users);
       for (auto const u : plan.drops) {
-        drop(turn.after, u, slots, path_.in_backward[u] ? only(drops) : any_facts);
-        if (path_.keeps_slice[u]) close(turn.after, u, Buffers::kept(plan_.units[u].kept_slot), only(drops));
+        drop(turn.after, u, slots, path_.in_backward[u] ? only_if(reshards) : any_flags);
+        if (path_.keeps_slice[u]) close(turn.after, u, Buffers::kept(plan_.units[u].kept_slot), only_if(reshards));
       }
       for (auto const u : plan_.units_of(path_, plan.use)) {
         if (!sums || !plan.is_last || !path_.writes[u]) continue;
@@ -229,16 +229,16 @@ class OperationWriter {
   [[gnu::cold]] void begin(Turn& turn, PlannedTurn const& plan, Slots& slots, bool in_backward) const {
     turn.use = static_cast<std::uint32_t>(path_.order.declared(plan.use));
     turn.unit = static_cast<std::uint32_t>(path_.order.unit(plan.use));
-    turn.place = static_cast<std::uint32_t>(plan.use);
+    turn.index_in_path = static_cast<std::uint32_t>(plan.use);
     for (auto const& at : plan.gathers) {
       auto const first = turn.before.size();
       gather(turn.before, at.unit, slots[at.unit] = at.slot, in_backward);
       if (!at.if_sharded) continue;
-      for (auto i = first; i < turn.before.size(); ++i) turn.before[i].when = only(starts_sharded);
+      for (auto i = first; i < turn.before.size(); ++i) turn.before[i].when = only_if(starts_sharded);
     }
   }
   [[gnu::cold]] void compute(Turn& turn, Primitive primitive, Slots const& slots, bool writes_gradients) const {
-    for (auto const u : plan_.units_of(path_, turn.place)) {
+    for (auto const u : plan_.units_of(path_, turn.index_in_path)) {
       auto operation = computation(primitive, u, slots[u], writes_gradients);
       operation.beside = u != turn.unit;
       if (!operation.beside)
@@ -247,17 +247,17 @@ class OperationWriter {
         turn.beside.push_back(std::move(operation));
     }
   }
-  void drop(Operations& to, std::uint32_t u, Slots& slots, Facts when) const {
+  void drop(Operations& to, std::uint32_t u, Slots& slots, StepFlags when) const {
     close(to, u, Buffers::whole(Pool::gather, std::exchange(slots[u], Program::none)), when);
   }
   /// Opens the buffers of the gradients of a use. The slot that was reduced last comes first: a wait for it implies the
   /// waits for the others.
-  [[gnu::cold]] void begin_gradients(Operations& to, std::size_t use, std::vector<std::uint32_t>& last_users) const {
+  [[gnu::cold]] void open_gradients(Operations& to, std::size_t use, std::vector<std::uint32_t>& last_users) const {
     auto const units = plan_.units_of(path_, use);
     for (auto const* at = units.end(); at != units.begin();) {
       auto const u = *--at;
       if (!path_.writes[u]) continue;
-      begin_gradients(to, u);
+      open_gradients(to, u);
       if (!plan_.units[u].writes_shards) last_users[placed_.gradient_slots[u]] = u;
     }
   }
@@ -266,17 +266,18 @@ class OperationWriter {
   /// @note One function, so that the growth of a vector is compiled once.
   [[gnu::cold, gnu::noinline]] static Operation& append(Operations& to, Primitive primitive, StreamKind stream,
                                                         std::uint32_t u, std::initializer_list<step::Access> accesses,
-                                                        Facts when = any_facts) {
+                                                        StepFlags when = any_flags) {
     to.push_back(step::make_operation(primitive, stream, u, accesses, when));
     return to.back();
   }
   /// Opens a buffer for a content of the unit, of `bytes`.
   [[gnu::cold, gnu::noinline]] static void open(Operations& to, StreamKind stream, std::uint32_t u, Cells cells,
-                                                std::int64_t bytes, Facts when = any_facts) {
+                                                std::int64_t bytes, StepFlags when = any_flags) {
     append(to, Primitive::open, stream, u, {writes(cells)}, when).bytes = bytes;
   }
   /// Closes a buffer: its content is not used any more.
-  [[gnu::cold, gnu::noinline]] static void close(Operations& to, std::uint32_t u, Cells cells, Facts when = any_facts) {
+  [[gnu::cold, gnu::noinline]] static void close(Operations& to, std::uint32_t u, Cells cells,
+                                                 StepFlags when = any_flags) {
     append(to, Primitive::close, StreamKind::compute, u, {reads(cells)}, when);
   }
 
@@ -359,52 +360,53 @@ class OperationWriter {
   }
 
   /// Opens the buffer that backward writes the unit's gradients to.
-  [[gnu::cold]] void begin_gradients(Operations& to, std::uint32_t u) const {
+  [[gnu::cold]] void open_gradients(Operations& to, std::uint32_t u) const {
     auto const& unit = plan_.units[u];
     auto const gradients = gradients_of(u);
     bool const padded = plan_.units[u].padded;
-    auto const on_compute = [&](Primitive primitive, Facts when) -> Operation& {
+    auto const on_compute = [&](Primitive primitive, StepFlags when) -> Operation& {
       return append(to, primitive, StreamKind::compute, u, {writes(gradients)}, when);
     };
     if (!unit.writes_shards) {
       bool const by_unit = plan_.waits_in_slot(u) && plan_.waits_by_unit();
-      auto const when = plan_.waits_in_slot(u) && !by_unit ? only(waiting_answers & ~plan_.held(u)) : any_facts;
+      auto const when =
+          plan_.waits_in_slot(u) && !by_unit ? only_if(waiting_flags & ~plan_.unreduced_flags(u)) : any_flags;
       auto const slot = placed_.gradient_slots[u];
       open(to, StreamKind::compute, u, Buffers::whole(Pool::gradient_slot, slot), gradient_bytes(u, unit.elements),
            when);
-      if (by_unit) to.back().given = step::Given::none_waits;
+      if (by_unit) to.back().condition = step::Condition::none_waits;
       if (buffers_.gradient_slots[slot].zeroed || !padded) return;
       auto& zero = on_compute(Primitive::zero_padding, when);
-      if (by_unit) zero.given = step::Given::opened;
+      if (by_unit) zero.condition = step::Condition::opened;
       return;
     }
     if (!path_.sets_gradients[u])
-      on_compute(Primitive::zero, any_facts).moving(unit.elements, unit.elements * fp32).unless_begun = true;
+      on_compute(Primitive::zero, any_flags).moving(unit.elements, unit.elements * fp32).unless_begun = true;
     else if (padded)
-      on_compute(Primitive::zero_padding, any_facts).unless_begun = true;
-    on_compute(Primitive::open, any_facts);
+      on_compute(Primitive::zero_padding, any_flags).unless_begun = true;
+    on_compute(Primitive::open, any_flags);
   }
   /// Ends a unit whose gradients backward has written to a slot.
   [[gnu::cold]] void end_gradients(Operations& to, std::uint32_t u, std::uint32_t wire) const {
     auto const& unit = plan_.units[u];
-    auto const reduces = plan_.reducing(u);
+    auto const reduces = plan_.reducing_flags(u);
     if (plan_.units[u].accumulates) {
       auto const accumulator = buffers_.cells.of_unit(Pool::accumulator, u);
-      auto const when = only(sync_answers & ~reduces);
+      auto const when = only_if(sync_flags & ~reduces);
       open(to, StreamKind::reduce, u, accumulator, unit.elements * fp32, when);
       accumulate(to, u, StreamKind::reduce, gradients_of(u), accumulator, unit.elements, when)
           .beginning_span(Primitive::accumulate, gradient_bytes(u, unit.elements))
           .ending_span();
-      recycle(to, u, StreamKind::reduce, when);
+      zero_slot(to, u, StreamKind::reduce, when);
       auto& sum = append(to, Primitive::add, StreamKind::reduce, u, {reads(accumulator), adds(gradients_of(u))},
-                         only(plan_.waits_by_unit() ? reduces : reduces | plan_.held(u)))
+                         only_if(plan_.waits_by_unit() ? reduces : reduces | plan_.unreduced_flags(u)))
                       .moving(unit.elements, gradient_bytes(u, unit.elements));
-      if (plan_.waits_by_unit()) sum.given = step::Given::sum_waits;
+      if (plan_.waits_by_unit()) sum.condition = step::Condition::sum_waits;
     }
-    reduce(to, u, wire, only(reduces));
+    reduce(to, u, wire, only_if(reduces));
   }
   /// Recycles a slot: it may hold another unit's gradients.
-  [[gnu::cold]] void recycle(Operations& to, std::uint32_t u, StreamKind stream, Facts when) const {
+  [[gnu::cold]] void zero_slot(Operations& to, std::uint32_t u, StreamKind stream, StepFlags when) const {
     auto const slot = placed_.gradient_slots[u];
     auto const& planned = buffers_.gradient_slots[slot];
     if (planned.zeroed)
@@ -412,7 +414,7 @@ class OperationWriter {
           .moving(planned.bytes / gradient_bytes(u, 1), planned.bytes);
   }
   /// Reduces a unit's gradients: see [Note: Ways to reduce].
-  [[gnu::cold]] void reduce(Operations& to, std::uint32_t u, std::uint32_t wire, Facts when) const {
+  [[gnu::cold]] void reduce(Operations& to, std::uint32_t u, std::uint32_t wire, StepFlags when) const {
     auto const& unit = plan_.units[u];
     bool const rounded = wire != Program::none, several = unit.shard_ranks > 1, replicated = unit.replicas > 1;
     auto const pool = rounded ? Pool::wire : Pool::gradient_slot;
@@ -426,9 +428,9 @@ class OperationWriter {
           .moving(unit.elements, full)
           .beginning_span(Primitive::round, gradient_bytes(u, unit.elements))
           .ending_span();
-      recycle(to, u, StreamKind::reduce, when);
+      zero_slot(to, u, StreamKind::reduce, when);
     }
-    auto const completes = unit.waits_for_replicas ? only(syncs_all) : when;
+    auto const completes = unit.waits_for_replicas ? only_if(syncs_all) : when;
     if (plan_.input.offload.gradients) move_gradient(to, Primitive::fetch, u, completes).if_begun = true;
     if (several) {
       auto& scatter = append(to, Primitive::reduce_scatter, StreamKind::reduce, u,
@@ -443,7 +445,7 @@ class OperationWriter {
       accumulate(to, u, StreamKind::reduce, own, partial, unit.shard(), when)
           .beginning_span(Primitive::accumulate, gradient_bytes(u, unit.shard()))
           .ending_span();
-      if (!rounded) recycle(to, u, StreamKind::reduce, when);
+      if (!rounded) zero_slot(to, u, StreamKind::reduce, when);
       replicate(to, u, partial, unit.shard() * fp32, completes);
       return complete(to, u, StreamKind::replicate, completes);
     }
@@ -453,11 +455,11 @@ class OperationWriter {
       auto& sum = accumulate(to, u, StreamKind::reduce, own, gradient_on_device(u), unit.shard(), when).ending_span();
       if (!several) sum.beginning_span(Primitive::accumulate, full);
     }
-    if (!rounded) recycle(to, u, replicated ? StreamKind::replicate : StreamKind::reduce, when);
+    if (!rounded) zero_slot(to, u, replicated ? StreamKind::replicate : StreamKind::reduce, when);
     complete(to, u, replicated ? StreamKind::replicate : StreamKind::reduce, when);
   }
   /// Sums a shard of `bytes` over replicas, and adds the mean over all ranks to the gradient shard.
-  [[gnu::cold]] void replicate(Operations& to, std::uint32_t u, Cells shard, std::int64_t bytes, Facts when) const {
+  [[gnu::cold]] void replicate(Operations& to, std::uint32_t u, Cells shard, std::int64_t bytes, StepFlags when) const {
     auto const& unit = plan_.units[u];
     append(to, Primitive::all_reduce, StreamKind::replicate, u, {adds(shard)}, when)
         .moving(unit.shard(), bytes)
@@ -466,13 +468,14 @@ class OperationWriter {
     accumulate(to, u, StreamKind::replicate, shard, gradient_on_device(u), unit.shard(), when).ending_span();
   }
   [[gnu::cold, gnu::noinline]] static Operation& accumulate(Operations& to, std::uint32_t u, StreamKind stream,
-                                                            Cells from, Cells sum, std::int64_t elements, Facts when) {
+                                                            Cells from, Cells sum, std::int64_t elements,
+                                                            StepFlags when) {
     return append(to, Primitive::accumulate, stream, u, {reads(from), sums(sum)}, when)
         .moving(elements, elements * fp32);
   }
   /// Runs functions of the caller on the reduced gradient shard, after the zeroing of its slot, which another unit may
   /// wait for.
-  [[gnu::cold]] void hook(Operations& to, std::uint32_t u, StreamKind stream, Facts when) const {
+  [[gnu::cold]] void hook(Operations& to, std::uint32_t u, StreamKind stream, StepFlags when) const {
     auto const& unit = plan_.units[u];
     if (!unit.hooked) return;
     append(to, Primitive::hook, stream, u, {adds(gradient_on_device(u))}, when)
@@ -481,12 +484,12 @@ class OperationWriter {
         .ending_span();
   }
   /// Completes a unit whose gradients were in a slot: runs functions of the caller, and stores an offloaded shard.
-  [[gnu::cold]] void complete(Operations& to, std::uint32_t u, StreamKind stream, Facts when) const {
+  [[gnu::cold]] void complete(Operations& to, std::uint32_t u, StreamKind stream, StepFlags when) const {
     hook(to, u, stream, when);
     if (plan_.input.offload.gradients) move_gradient(to, Primitive::store, u, when);
   }
   /// Fetches a gradient shard from host memory, or stores it.
-  [[gnu::cold]] Operation& move_gradient(Operations& to, Primitive primitive, std::uint32_t u, Facts when) const {
+  [[gnu::cold]] Operation& move_gradient(Operations& to, Primitive primitive, std::uint32_t u, StepFlags when) const {
     auto const home = gradient_shard(u), staged = gradient_on_device(u);
     bool const fetches = primitive == Primitive::fetch;
     auto const shard = plan_.units[u].shard();
@@ -504,7 +507,7 @@ class OperationWriter {
   /// All-reduces the buckets that are complete when backward has written a gradient shard.
   [[gnu::cold]] void end_direct_gradients(Operations& to, std::uint32_t u, BucketProgress& at) const {
     bool const alone = plan_.units[u].replicas == 1;
-    auto const when = only(alone ? syncs_group | syncs_all : syncs_all);
+    auto const when = only_if(alone ? syncs_group | syncs_all : syncs_all);
     close(to, u, gradients_of(u), when);
     if (alone) hook(to, u, StreamKind::compute, when);
     at.write(
@@ -520,12 +523,13 @@ class OperationWriter {
     auto const wire = rounded ? Buffers::own(Pool::wire, buffers_.bucket_wire) : gradients;
     auto const of_bucket = [&](Primitive primitive, std::int64_t bytes,
                                std::initializer_list<step::Access> accesses) -> Operation& {
-      auto& operation = append(to, primitive, StreamKind::replicate, u, accesses, only(syncs_all)).moving(size, bytes);
+      auto& operation =
+          append(to, primitive, StreamKind::replicate, u, accesses, only_if(syncs_all)).moving(size, bytes);
       operation.bucket = bucket;
       return operation;
     };
     if (rounded) {
-      open(to, StreamKind::replicate, u, wire, sent, only(syncs_all));
+      open(to, StreamKind::replicate, u, wire, sent, only_if(syncs_all));
       of_bucket(Primitive::round, sent, {reads(gradients), writes(wire)})
           .beginning_span(Primitive::round, size * fp32)
           .ending_span();
@@ -545,11 +549,12 @@ class OperationWriter {
     for (std::uint32_t slot = 0; slot < last_users.size(); ++slot)
       if (last_users[slot] != Program::none)
         close(to, last_users[slot], Buffers::whole(Pool::gradient_slot, slot),
-              plan_.waits_in_slot(last_users[slot]) ? only(plan_.reducing(last_users[slot])) : any_facts);
+              plan_.waits_in_slot(last_users[slot]) ? only_if(plan_.reducing_flags(last_users[slot])) : any_flags);
     for (std::uint32_t u = 0; u < plan_.units.size(); ++u)
       if (plan_.units[u].accumulates && path_.writes[u])
         close(to, u, buffers_.cells.of_unit(Pool::accumulator, u),
-              only(plan_.waits_by_unit() ? plan_.reducing(u) : plan_.reducing(u) | plan_.held(u)));
+              only_if(plan_.waits_by_unit() ? plan_.reducing_flags(u)
+                                            : plan_.reducing_flags(u) | plan_.unreduced_flags(u)));
     for (std::uint32_t wire = 0; wire < buffers_.wires.size(); ++wire)
       close(to, last, Buffers::whole(Pool::wire, wire));
   }

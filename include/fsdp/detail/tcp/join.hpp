@@ -83,8 +83,8 @@ inline bool has_magic(char const (&magic)[8]) { return std::equal(magic, magic +
 /// answers.
 /// @param variables  that name the place, for messages
 /// @throws PeerError at the deadline, with the last reason
-inline Socket knock(std::string const& host, int port, std::string_view variables, std::uint64_t group, Claim claim,
-                    Secret const& secret, Clock::time_point deadline) {
+inline Socket connect_to_root(std::string const& host, int port, std::string_view variables, std::uint64_t group,
+                              Claim claim, Secret const& secret, Clock::time_point deadline) {
   auto const since = Clock::now();
   auto const who = formatted("{} port {}", host, port);
   auto pause = std::chrono::milliseconds(20);
