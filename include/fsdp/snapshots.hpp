@@ -101,50 +101,20 @@ class Snapshots {
     SnapshotWord word;
     word.id = drawn_id();
     word.what = formatted("step {} after {}", step, engine_->shards().history().text());
-    std::string text;  // of the whole, with the slices of rank 0
-    if (engine_->rank() == 0) {
-      try {
-        expect_writable(extra, "extra");
-        expect_nameable(manifest.tensors, manifest.arrays);
-        manifest.extra = std::move(extra);
-        for (int rank = 0; rank < manifest.world_size; ++rank)
-          manifest.files.emplace_back(rank_file_name(rank, manifest.world_size), 0);
-        text = to_json_text(manifest);
-      } catch (ConfigError const& error) {
-        word.state = 'C', word.error = error.what();
-      }
-    }
+    auto text = text_of_whole(manifest, std::move(extra), word);
     std::vector<MemberSlices> members;
     if (mirror_)
       for (auto const& member : mirror_->exchange(slices_text(own.slices, host_name(), text)))
         members.push_back(parse_slices(member));
-
-    std::int64_t bytes = 0, most = 0;
+    std::int64_t bytes = 0;
     for (auto const& slice : own.slices) bytes += slice.bytes();
-    for (auto const& member : members) most = std::max(most, member.bytes);
-    auto kept = mirror_ ? mirror_->kept() : std::vector<std::size_t>{};
+    auto const kept = mirror_ ? mirror_->kept() : std::vector<std::size_t>{};
     auto total = whole_words(bytes);
     for (auto const member : kept) total += whole_words(members[member].bytes);
-    if (word.state != 'C' && state_ == State::writing) {
-      word.state = '~';
-    } else if (word.state != 'C') {
-      if (state_ == State::failed) word.state = '!', word.error = failure_;
-      try {
-        if (thread_.joinable()) thread_.join();
-        memory_.reserve(total);
-      } catch (std::exception const& error) {
-        word.state = 'M', word.error = error.what();
-      }
-    }
-    auto const answer = comm::consult(world, word.text(), "a snapshot", answer_to_words);
-    auto const said = answer.substr(SnapshotWord::what_at);
-    if (answer[0] == 'C') fail<ConfigError>("{}", said);
-    if (answer[0] == 'X') fail<OrderError>("rank {}: a snapshot: {}", engine_->rank(), said);
-    if (answer[0] == '~' || answer[0] == 'M')
-      return {false, formatted("the snapshot of step {} is left out: {}", step, said)};
-    SnapshotTaken taken{true, {}};
-    if (answer[0] == '!') taken.warning = formatted("the snapshot of step {} was not kept: {}", step_, said);
-    if (answer[0] == '=') keep_last();
+    if (word.state != 'C') make_room(total, word);
+    auto const answer = comm::consult(engine_->world(), word.text(), "a snapshot", answer_to_words);
+    auto const taken = outcome(answer, step);
+    if (!taken.begun) return taken;
 
     step_ = step;
     SnapshotHeader header;
@@ -155,35 +125,8 @@ class Snapshots {
     header.step = step;
     header.ranks = manifest.world_size;
     folder_ = step_folder(place_, step, header.id);
-    std::int64_t offset = 0;
-    for (std::size_t i = 0; i < own.slices.size(); ++i) {
-      auto const& at = own.places[i];
-      engine_->device().copy_async(engine_->compute(), memory_.data() + offset, state.at(at.array, at.unit, at.part),
-                                   static_cast<std::size_t>(own.slices[i].bytes()));
-      offset += own.slices[i].bytes();
-    }
-    engine_->device().synchronize(engine_->compute());
-
-    std::vector<Written> files;
-    auto const this_node = node_name(engine_->rank(), host_name());
-    files.push_back({engine_->rank(), std::move(own.slices), {this_node}, std::move(text), 0});
-    if (mirror_) {
-      auto const keeper = mirror_->keeper();
-      files[0].nodes.push_back(node_name(keeper, members[mirror_->group().index(keeper)].node));
-      std::vector<KeptBytes> places;
-      offset = whole_words(bytes);
-      for (auto const member : kept) {
-        auto const rank = mirror_->group().ranks[member];
-        places.push_back({member, memory_.data() + offset, members[member].bytes});
-        files.push_back({rank,
-                         std::move(members[member].slices),
-                         {node_name(rank, members[member].node), this_node},
-                         std::move(members[member].manifest),
-                         offset});
-        offset += whole_words(members[member].bytes);
-      }
-      mirror_->start(memory_.data(), bytes, most, places);
-    }
+    copy_to_host(own, state);
+    auto files = start_mirror(std::move(own.slices), std::move(members), kept, std::move(text), bytes);
     state_ = State::writing;
     thread_ = std::thread([this, header = std::move(header), files = std::move(files),
                            fixed = std::set<std::string>(manifest.frozen.begin(), manifest.frozen.end())] {
@@ -229,6 +172,91 @@ class Snapshots {
 
   static std::int64_t whole_words(std::int64_t bytes) { return (bytes + 15) / 16 * 16; }
   static std::string node_name(int rank, std::string const& host) { return formatted("{}, rank {}", host, rank); }
+
+  /// On rank 0: the manifest of the whole, which is written with the slices of rank 0. If the caller's values cannot be
+  /// written, `word` says so to all ranks.
+  std::string text_of_whole(checkpoint::Manifest& manifest, nlohmann::ordered_json extra,
+                            checkpoint::SnapshotWord& word) const {
+    if (engine_->rank() != 0) return {};
+    try {
+      checkpoint::expect_writable(extra, "extra");
+      checkpoint::expect_nameable(manifest.tensors, manifest.arrays);
+      manifest.extra = std::move(extra);
+      for (int rank = 0; rank < manifest.world_size; ++rank)
+        manifest.files.emplace_back(checkpoint::rank_file_name(rank, manifest.world_size), 0);
+      return checkpoint::to_json_text(manifest);
+    } catch (ConfigError const& error) {
+      word.state = 'C', word.error = error.what();
+    }
+    return {};
+  }
+  /// Reserves host memory; if the snapshot before is being written, or there is no memory, `word` says so to all ranks.
+  void make_room(std::int64_t bytes, checkpoint::SnapshotWord& word) {
+    if (state_ == State::writing) {
+      word.state = '~';
+      return;
+    }
+    if (state_ == State::failed) word.state = '!', word.error = failure_;
+    try {
+      if (thread_.joinable()) thread_.join();
+      memory_.reserve(bytes);
+    } catch (std::exception const& error) {
+      word.state = 'M', word.error = error.what();
+    }
+  }
+  /// What the ranks' words decide: whether the snapshot of `step` begins, and whether the one before was kept.
+  SnapshotTaken outcome(std::string const& answer, std::int64_t step) {
+    auto const said = answer.substr(checkpoint::SnapshotWord::what_at);
+    if (answer[0] == 'C') fail<ConfigError>("{}", said);
+    if (answer[0] == 'X') fail<OrderError>("rank {}: a snapshot: {}", engine_->rank(), said);
+    if (answer[0] == '~' || answer[0] == 'M')
+      return {false, formatted("the snapshot of step {} is left out: {}", step, said)};
+    SnapshotTaken taken{true, {}};
+    if (answer[0] == '!') taken.warning = formatted("the snapshot of step {} was not kept: {}", step_, said);
+    if (answer[0] == '=') keep_last();
+    return taken;
+  }
+  /// Copies this rank's slices to host memory, one behind the other. Blocks.
+  template <class State>
+  void copy_to_host(checkpoint::OwnSlices const& own, State const& state) {
+    std::int64_t offset = 0;
+    for (std::size_t i = 0; i < own.slices.size(); ++i) {
+      auto const& at = own.places[i];
+      engine_->device().copy_async(engine_->compute(), memory_.data() + offset, state.at(at.array, at.unit, at.part),
+                                   static_cast<std::size_t>(own.slices[i].bytes()));
+      offset += own.slices[i].bytes();
+    }
+    engine_->device().synchronize(engine_->compute());
+  }
+  /// Starts to exchange slices with the ranks that mirror them.
+  /// @param kept   indices in `members` whose slices this rank mirrors   @param bytes  of this rank's slices
+  /// @return the files that this rank writes, its own first
+  std::vector<Written> start_mirror(std::vector<checkpoint::Slice> own, std::vector<checkpoint::MemberSlices> members,
+                                    std::vector<std::size_t> const& kept, std::string whole, std::int64_t bytes) {
+    std::vector<Written> files;
+    auto const this_node = node_name(engine_->rank(), checkpoint::host_name());
+    files.push_back({engine_->rank(), std::move(own), {this_node}, std::move(whole), 0});
+    if (!mirror_) return files;
+    auto const keeper = mirror_->keeper();
+    files[0].nodes.push_back(node_name(keeper, members[mirror_->group().index(keeper)].node));
+    std::int64_t most = 0;
+    for (auto const& member : members) most = std::max(most, member.bytes);
+    std::vector<checkpoint::KeptBytes> places;
+    auto offset = whole_words(bytes);
+    for (auto const index : kept) {
+      auto& member = members[index];
+      auto const rank = mirror_->group().ranks[index];
+      places.push_back({index, memory_.data() + offset, member.bytes});
+      files.push_back({rank,
+                       std::move(member.slices),
+                       {node_name(rank, member.node), this_node},
+                       std::move(member.manifest),
+                       offset});
+      offset += whole_words(member.bytes);
+    }
+    mirror_->start(memory_.data(), bytes, most, places);
+    return files;
+  }
 
   /// The thread's function: writes this rank's slices, then those that it mirrors.
   void write(checkpoint::SnapshotHeader header, std::vector<Written> const& files,

@@ -203,61 +203,19 @@ class Slices : protected Steps {
   /// none is staged.
   template <class Fetch>
   void gather(Call const& call, Parts parts, std::byte const* own, bool direct, Fetch&& fetch) {
-    auto const& places = group_.placement();
-    std::size_t const element = call.element();
-    std::byte* const to = call.receive;
-    // Staged are this rank's part and those that it carries.
-    std::size_t const slot = group_.control().half() / (1 + places.most_carried()) / 64 * 64;
-    std::size_t const chunk = chunk_bytes(direct, slot) / element;
-    auto const offset = [&](int rank, std::size_t begin) {
-      return (parts.begin(static_cast<std::size_t>(rank)) + begin) * element;
-    };
-    auto const bytes = [&](int rank, std::size_t begin) {
-      return parts.length(static_cast<std::size_t>(rank), begin, chunk) * element;
-    };
-    auto const post = [&](std::size_t begin) {
-      for (int node = 0; node < places.nodes(); ++node)
-        if (node != places.own_node())
-          messages_.send(places.carrier(node, group_.rank()), own + begin * element, bytes(group_.rank(), begin));
-      for (auto const rank : places.carried()) messages_.receive(rank, to + offset(rank, begin), bytes(rank, begin));
-      messages_.close_round();
-    };
-    auto const take_neighbours = [&](std::size_t begin) {
-      for_each_neighbour([&](int peer) {
-        if (bytes(peer, begin) == 0) return;
-        if (direct) return fetch(peer, begin * element, bytes(peer, begin));
-        copy(to + offset(peer, begin), staged(peer), bytes(peer, begin));
-      });
-      copy(to + offset(group_.rank(), begin), own + begin * element, bytes(group_.rank(), begin));
-    };
-    auto const stage = [&](std::byte* scratch, std::size_t begin) {
-      if (direct) return;
-      copy(scratch, own + begin * element, bytes(group_.rank(), begin));
-      for (auto const rank : places.carried())
-        copy(scratch + (1 + places.slot(rank)) * slot, to + offset(rank, begin), bytes(rank, begin));
-    };
-    auto const take_carried = [&](std::size_t begin) {
-      for (auto const rank : group_.elsewhere()) {
-        int const carrier = places.carrier(places.own_node(), rank);
-        if (carrier == group_.rank() || bytes(rank, begin) == 0) continue;
-        copy(to + offset(rank, begin),
-             direct ? group_.address(header(carrier).receive, carrier) + offset(rank, begin)
-                    : staged(carrier) + (1 + places.slot(rank)) * slot,
-             bytes(rank, begin));
-      }
-    };
-    if (parts.part > 0) post(0);
+    Gather const now{*this, call, parts, own, direct};
+    if (parts.part > 0) now.post(0);
     for (std::size_t begin = 0; begin < parts.part;) {
-      std::size_t const next = begin + std::min(chunk, parts.part - begin);
-      if (next < parts.part) post(next);
-      if (direct) take_neighbours(begin);
+      std::size_t const next = begin + std::min(now.chunk, parts.part - begin);
+      if (next < parts.part) now.post(next);
+      if (direct) now.take_neighbours(begin, fetch);
       if (direct && is_alone_on_node()) {
         while (messages_.rounds_in_flight() > 2) messages_.wait_round(waiter());
       } else {
         messages_.wait_round(waiter());
-        if (!direct || crosses()) meet_step([&](std::byte* scratch) { stage(scratch, begin); });
-        if (!direct) take_neighbours(begin);
-        take_carried(begin);
+        if (!direct || crosses()) meet_step([&](std::byte* scratch) { now.stage(scratch, begin); });
+        if (!direct) now.take_neighbours(begin, fetch);
+        now.take_carried(begin);
       }
       begin = next;
     }
@@ -267,104 +225,18 @@ class Slices : protected Steps {
   /// Sums this rank's part over all ranks into `to`. Where an all_reduce reads peers' memory, it writes the sum there
   /// as well.
   void scatter(Call const& call, Parts parts, std::byte* to, bool direct) {
-    using Piece = Placement::Piece;
-    auto const& places = group_.placement();
-    auto const type = call.header.type;
-    std::size_t const element = call.element(), wide = size_of(partial_type(type));
-    auto const ranks = static_cast<std::size_t>(group_.size());
-    std::size_t const slot = group_.control().half() / ranks / 64 * 64;  // of one rank in the scratch
-    std::size_t const chunk = chunk_bytes(direct, slot) / (crosses() ? wide : element);
-    std::size_t const most = std::min(chunk, parts.part) * wide;  // bytes of a chunk
-    auto const is_partial = [&](Piece const& piece) { return piece.ranks > 1; };
-    auto const is_own = [&](Piece const& piece) { return piece.node == places.own_node(); };
-    auto const offset = [&](int rank, std::size_t begin) {
-      return (parts.begin(static_cast<std::size_t>(rank)) + begin) * element;
-    };
-    auto const length = [&](int rank, std::size_t begin) {
-      return parts.length(static_cast<std::size_t>(rank), begin, chunk);
-    };
-    // Two chunks of each are under way.
-    std::size_t const arriving = static_cast<std::size_t>(
-        std::count_if(places.pieces().begin(), places.pieces().end(), [&](Piece const& p) { return !is_own(p); }));
-    std::size_t const leaving =
-        places.carried().size() *
-        static_cast<std::size_t>(std::count_if(places.pieces().begin(), places.pieces().end(),
-                                               [&](Piece const& p) { return is_own(p) && is_partial(p); }));
-    received_.resize(std::max(received_.size(), 2 * arriving * most));
-    partial_.resize(std::max(partial_.size(), 2 * leaving * most));
-    auto const half = [&](std::size_t begin) { return begin / chunk % 2; };
-    // The data of `peer`, a rank of this node, for `rank`.
-    auto const data = [&](int peer, int rank, std::size_t begin) -> std::byte const* {
-      if (peer == group_.rank()) return call.send + offset(rank, begin);
-      if (direct) return group_.address(header(peer).send, peer) + offset(rank, begin);
-      return staged(peer) + static_cast<std::size_t>(rank) * slot;
-    };
-    auto const send_partial = [&](Piece const& piece, int rank, std::byte* buffer, std::size_t begin) {
-      if (length(rank, begin) == 0) return;
-      sources_.clear();
-      for (int peer = piece.first; peer < piece.first + piece.ranks; ++peer)
-        sources_.push_back(data(peer, rank, begin));
-      partial_sum(type, sources_.data(), sources_.size(), buffer, length(rank, begin));
-      messages_.send(rank, buffer, length(rank, begin) * wide);
-    };
-    auto const post = [&](std::size_t begin) {
-      auto* arrives = received_.data() + half(begin) * arriving * most;
-      auto* leaves = partial_.data() + half(begin) * leaving * most;
-      for (auto const& piece : places.pieces()) {
-        if (is_own(piece)) continue;
-        int const from = is_partial(piece) ? places.carrier(piece.node, group_.rank()) : piece.first;
-        messages_.receive(from, arrives, length(group_.rank(), begin) * (is_partial(piece) ? wide : element));
-        arrives += most;
-      }
-      for (auto const& piece : places.pieces()) {
-        if (!is_own(piece)) continue;
-        if (is_partial(piece)) {
-          for (auto const rank : places.carried()) {
-            send_partial(piece, rank, leaves, begin);
-            leaves += most;
-          }
-        } else if (piece.first == group_.rank()) {
-          for (auto const rank : group_.elsewhere())
-            messages_.send(rank, call.send + offset(rank, begin), length(rank, begin) * element);
-        }
-      }
-      messages_.close_round();
-    };
-    auto const stage = [&](std::byte* scratch, std::size_t begin) {
-      if (is_alone_on_node()) return;
-      for (int rank = 0; rank < group_.size(); ++rank)
-        if (rank != group_.rank())
-          copy(scratch + static_cast<std::size_t>(rank) * slot, call.send + offset(rank, begin),
-               length(rank, begin) * element);
-    };
-    auto const sum_own = [&](std::size_t begin) {
-      std::size_t const count = length(group_.rank(), begin);
-      if (count == 0) return;
-      auto* arrived = received_.data() + half(begin) * arriving * most;
-      for (auto const& piece : places.pieces()) {
-        if (is_own(piece)) continue;
-        sum_.from[static_cast<std::size_t>(piece.first)] = arrived;
-        arrived += most;
-      }
-      for (auto const peer : group_.on_node())
-        sum_.from[static_cast<std::size_t>(peer)] = data(peer, group_.rank(), begin);
-      if (direct && call.header.collective != Collective::reduce_scatter)
-        for_each_neighbour([&](int peer) {
-          sum_.to.push_back(group_.address(header(peer).receive, peer) + offset(group_.rank(), begin));
-        });
-      sum_.run(type, call.takes_mean(), to + begin * element, count);
-    };
-    if (direct && parts.part > 0) post(0);
+    Scatter const now{*this, call, parts, to, direct};
+    if (direct && parts.part > 0) now.post(0);
     for (std::size_t begin = 0; begin < parts.part;) {
-      std::size_t const next = begin + std::min(chunk, parts.part - begin);
+      std::size_t const next = begin + std::min(now.chunk, parts.part - begin);
       if (!direct) {
-        meet_step([&](std::byte* scratch) { stage(scratch, begin); });
-        post(begin);
+        meet_step([&](std::byte* scratch) { now.stage(scratch, begin); });
+        now.post(begin);
       } else if (next < parts.part) {
-        post(next);
+        now.post(next);
       }
       messages_.wait_round(waiter());
-      sum_own(begin);
+      now.sum_own(begin);
       begin = next;
     }
     messages_.wait_all(waiter());
@@ -373,6 +245,163 @@ class Slices : protected Steps {
   TreeSum sum_;  // the running one
 
  private:
+  /// A chunk of a collective: elements from `begin` on of each rank's part.
+  struct Chunks {
+    Slices& of;
+    Call const& call;
+    Parts parts;
+    bool direct;
+    std::size_t chunk = 0, slot = 0;  ///< elements; bytes of the scratch for one rank
+
+    Group& group() const { return of.group_; }
+    Placement const& places() const { return of.group_.placement(); }
+    Messages& messages() const { return of.messages_; }
+    int own_rank() const { return of.group_.rank(); }
+    std::size_t element() const { return call.element(); }
+    /// The address of a rank's chunk in a buffer of all parts, from the buffer's begin, in bytes.
+    std::size_t offset(int rank, std::size_t begin) const {
+      return (parts.begin(static_cast<std::size_t>(rank)) + begin) * element();
+    }
+    std::size_t length(int rank, std::size_t begin) const {
+      return parts.length(static_cast<std::size_t>(rank), begin, chunk);
+    }
+    std::size_t bytes(int rank, std::size_t begin) const { return length(rank, begin) * element(); }
+  };
+
+  struct Gather : Chunks {
+    std::byte const* own;
+
+    Gather(Slices& slices, Call const& now, Parts all, std::byte const* from, bool is_direct)
+        : Chunks{slices, now, all, is_direct}, own(from) {
+      // Staged are this rank's part and those that it carries.
+      slot = group().control().half() / (1 + places().most_carried()) / 64 * 64;
+      chunk = of.chunk_bytes(direct, slot) / element();
+    }
+    /// Sends this rank's chunk to other nodes, and receives the chunks that it carries.
+    void post(std::size_t begin) const {
+      for (int node = 0; node < places().nodes(); ++node)
+        if (node != places().own_node())
+          messages().send(places().carrier(node, own_rank()), own + begin * element(), bytes(own_rank(), begin));
+      for (auto const rank : places().carried())
+        messages().receive(rank, call.receive + offset(rank, begin), bytes(rank, begin));
+      messages().close_round();
+    }
+    template <class Fetch>
+    void take_neighbours(std::size_t begin, Fetch const& fetch) const {
+      of.for_each_neighbour([&](int peer) {
+        if (bytes(peer, begin) == 0) return;
+        if (direct) return fetch(peer, begin * element(), bytes(peer, begin));
+        copy(call.receive + offset(peer, begin), of.staged(peer), bytes(peer, begin));
+      });
+      copy(call.receive + offset(own_rank(), begin), own + begin * element(), bytes(own_rank(), begin));
+    }
+    void stage(std::byte* scratch, std::size_t begin) const {
+      if (direct) return;
+      copy(scratch, own + begin * element(), bytes(own_rank(), begin));
+      for (auto const rank : places().carried())
+        copy(scratch + (1 + places().slot(rank)) * slot, call.receive + offset(rank, begin), bytes(rank, begin));
+    }
+    /// Copies the chunks that neighbours carry.
+    void take_carried(std::size_t begin) const {
+      for (auto const rank : group().elsewhere()) {
+        int const carrier = places().carrier(places().own_node(), rank);
+        if (carrier == own_rank() || bytes(rank, begin) == 0) continue;
+        copy(call.receive + offset(rank, begin),
+             direct ? group().address(of.header(carrier).receive, carrier) + offset(rank, begin)
+                    : of.staged(carrier) + (1 + places().slot(rank)) * slot,
+             bytes(rank, begin));
+      }
+    }
+  };
+
+  struct Scatter : Chunks {
+    using Piece = Placement::Piece;
+    std::byte* to;
+    std::size_t wide;               ///< bytes of an element of a partial sum
+    std::size_t most;               ///< bytes of a chunk of partial sums
+    std::size_t arriving, leaving;  ///< chunks that come from other nodes, and partial sums for them
+
+    Scatter(Slices& slices, Call const& now, Parts all, std::byte* sum, bool is_direct)
+        : Chunks{slices, now, all, is_direct}, to(sum), wide(size_of(partial_type(now.header.type))) {
+      slot = group().control().half() / static_cast<std::size_t>(group().size()) / 64 * 64;
+      chunk = of.chunk_bytes(direct, slot) / (of.crosses() ? wide : element());
+      most = std::min(chunk, parts.part) * wide;
+      auto const count = [&](auto const& has) {
+        return static_cast<std::size_t>(std::count_if(places().pieces().begin(), places().pieces().end(), has));
+      };
+      arriving = count([&](Piece const& piece) { return !is_own(piece); });
+      leaving = places().carried().size() * count([&](Piece const& p) { return is_own(p) && is_partial(p); });
+      // Two chunks of each are under way.
+      of.received_.resize(std::max(of.received_.size(), 2 * arriving * most));
+      of.partial_.resize(std::max(of.partial_.size(), 2 * leaving * most));
+    }
+    static bool is_partial(Piece const& piece) { return piece.ranks > 1; }
+    bool is_own(Piece const& piece) const { return piece.node == places().own_node(); }
+    std::size_t half(std::size_t begin) const { return begin / chunk % 2; }
+    /// The data of `peer`, a rank of this node, for `rank`.
+    std::byte const* data(int peer, int rank, std::size_t begin) const {
+      if (peer == own_rank()) return call.send + offset(rank, begin);
+      if (direct) return group().address(of.header(peer).send, peer) + offset(rank, begin);
+      return of.staged(peer) + static_cast<std::size_t>(rank) * slot;
+    }
+    void stage(std::byte* scratch, std::size_t begin) const {
+      if (of.is_alone_on_node()) return;
+      for (int rank = 0; rank < group().size(); ++rank)
+        if (rank != own_rank())
+          copy(scratch + static_cast<std::size_t>(rank) * slot, call.send + offset(rank, begin), bytes(rank, begin));
+    }
+    /// Receives what other nodes add to this rank's part, and sends what this rank has for ranks there.
+    void post(std::size_t begin) const {
+      auto* arrives = of.received_.data() + half(begin) * arriving * most;
+      auto* leaves = of.partial_.data() + half(begin) * leaving * most;
+      for (auto const& piece : places().pieces()) {
+        if (is_own(piece)) continue;
+        int const from = is_partial(piece) ? places().carrier(piece.node, own_rank()) : piece.first;
+        messages().receive(from, arrives, length(own_rank(), begin) * (is_partial(piece) ? wide : element()));
+        arrives += most;
+      }
+      for (auto const& piece : places().pieces()) {
+        if (!is_own(piece)) continue;
+        if (is_partial(piece)) {
+          for (auto const rank : places().carried()) {
+            send_partial(piece, rank, leaves, begin);
+            leaves += most;
+          }
+        } else if (piece.first == own_rank()) {
+          for (auto const rank : group().elsewhere())
+            messages().send(rank, call.send + offset(rank, begin), bytes(rank, begin));
+        }
+      }
+      messages().close_round();
+    }
+    void send_partial(Piece const& piece, int rank, std::byte* buffer, std::size_t begin) const {
+      if (length(rank, begin) == 0) return;
+      of.sources_.clear();
+      for (int peer = piece.first; peer < piece.first + piece.ranks; ++peer)
+        of.sources_.push_back(data(peer, rank, begin));
+      partial_sum(call.header.type, of.sources_.data(), of.sources_.size(), buffer, length(rank, begin));
+      messages().send(rank, buffer, length(rank, begin) * wide);
+    }
+    void sum_own(std::size_t begin) const {
+      std::size_t const count = length(own_rank(), begin);
+      if (count == 0) return;
+      auto& sum = of.sum_;
+      auto* arrived = of.received_.data() + half(begin) * arriving * most;
+      for (auto const& piece : places().pieces()) {
+        if (is_own(piece)) continue;
+        sum.from[static_cast<std::size_t>(piece.first)] = arrived;
+        arrived += most;
+      }
+      for (auto const peer : group().on_node())
+        sum.from[static_cast<std::size_t>(peer)] = data(peer, own_rank(), begin);
+      if (direct && call.header.collective != Collective::reduce_scatter)
+        of.for_each_neighbour([&](int peer) {
+          sum.to.push_back(group().address(of.header(peer).receive, peer) + offset(own_rank(), begin));
+        });
+      sum.run(call.header.type, call.takes_mean(), to + begin * element(), count);
+    }
+  };
+
   std::vector<void const*> sources_;  // of a partial sum
 };
 

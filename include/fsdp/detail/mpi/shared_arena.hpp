@@ -261,6 +261,47 @@ class SharedFile {
   int file_ = -1;
 };
 
+/// What a rank of the node says before a segment is made.
+struct SegmentOffer {
+  std::size_t bytes = 0;
+  std::uint64_t id = 0;
+  std::string post;  ///< the name of its DescriptorPost
+
+  std::string text() const { return formatted("{} {} {}", bytes, id, post); }
+  static SegmentOffer parse(std::string const& text) {
+    SegmentOffer offer;
+    char* rest = nullptr;
+    offer.bytes = std::strtoull(text.c_str(), &rest, 10);
+    offer.id = std::strtoull(rest, &rest, 10);
+    offer.post = rest + 1;
+    return offer;
+  }
+};
+
+/// All ranks go on making a segment, or none does. Called by every rank of the communicator.
+/// @param doing  what this rank did last, with the outcome `own_error`, an errno
+/// @param stride bytes of a rank   @param ranks on the node
+/// @throws ResourceError on every rank if some rank has an error
+template <class Exchange>
+void agree_on_segment(Exchange&& exchange, int rank, std::string_view doing, int own_error, std::size_t stride,
+                      std::size_t ranks) {
+  auto const outcomes = exchange(own_error == 0 ? "" : formatted("{} {}", own_error, doing));
+  auto const failed = std::find_if(outcomes.begin(), outcomes.end(), [](auto const& text) { return !text.empty(); });
+  if (failed == outcomes.end()) return;
+  char* rest = nullptr;
+  int const error = static_cast<int>(std::strtol(failed->c_str(), &rest, 10));
+  std::string const directory = shared_directory();
+  fail<ResourceError>(
+      "rank {}: {} bytes of shared memory in {} ({} bytes for each of {} ranks on the node) are not "
+      "available:{} failed: {} (reported by rank {}). {}",
+      rank, stride * ranks, directory, stride, ranks, rest, std::strerror(error), failed - outcomes.begin(),
+      error == ENOSPC                      ? formatted("Enlarge {}; for a container, use --shm-size", directory)
+      : error == EMFILE || error == ENFILE ? std::string("Raise the limit of open files (ulimit -n)")
+      : *failed != formatted("{} {}", error, handing_over)
+          ? std::string("Set FSDP_SHM_DIR to another folder on a tmpfs")
+          : std::string("The ranks of a node must share a network namespace"));
+}
+
 /// Makes one segment for the ranks of a node; zeroed, each rank's pages reserved by that rank.
 /// @param exchange all-gathers a text over the communicator; called three times by every rank
 /// @param members communicator ranks on this node, ascending
@@ -275,46 +316,18 @@ Segment make_segment(Exchange&& exchange, int rank, std::vector<int> const& memb
   DescriptorPost post;
   int const opened = alone ? 0 : post.open();
   auto const own_id = (static_cast<std::uint64_t>(::getpid()) << 32) | (counter.fetch_add(1) + 1);
-  struct Offer {
-    std::size_t bytes = 0;
-    std::uint64_t id = 0;
-    std::string post;
-  };
-  std::vector<Offer> offers;  // of the ranks of the node
-  auto const texts = exchange(formatted("{} {} {}", bytes, own_id, post.name()));
-  Segment segment;
+  auto const texts = exchange(SegmentOffer{bytes, own_id, post.name()}.text());
+  std::vector<SegmentOffer> offers;  // of the ranks of the node
   std::size_t largest = 0;
   for (auto const member : members) {
-    auto const& text = texts[static_cast<std::size_t>(member)];
-    char* rest = nullptr;
-    auto& offer = offers.emplace_back();
-    offer.bytes = std::strtoull(text.c_str(), &rest, 10);
-    offer.id = std::strtoull(rest, &rest, 10);
-    offer.post = rest + 1;
-    largest = std::max(largest, offer.bytes);
+    offers.push_back(SegmentOffer::parse(texts[static_cast<std::size_t>(member)]));
+    largest = std::max(largest, offers.back().bytes);
   }
+  Segment segment;
   segment.stride = round_up(largest, page_bytes());
   std::size_t const total = segment.stride * members.size();
   if (!alone) segment.id = offers.front().id;
 
-  // All ranks go on, or none does.
-  auto const agree = [&](std::string_view doing, int own_error) {
-    auto const outcomes = exchange(own_error == 0 ? "" : formatted("{} {}", own_error, doing));
-    auto const failed = std::find_if(outcomes.begin(), outcomes.end(), [](auto const& text) { return !text.empty(); });
-    if (failed == outcomes.end()) return;
-    char* rest = nullptr;
-    int const error = static_cast<int>(std::strtol(failed->c_str(), &rest, 10));
-    std::string const directory = shared_directory();
-    fail<ResourceError>(
-        "rank {}: {} bytes of shared memory in {} ({} bytes for each of {} ranks on the node) are not "
-        "available:{} failed: {} (reported by rank {}). {}",
-        rank, total, directory, segment.stride, members.size(), rest, std::strerror(error), failed - outcomes.begin(),
-        error == ENOSPC                      ? formatted("Enlarge {}; for a container, use --shm-size", directory)
-        : error == EMFILE || error == ENFILE ? std::string("Raise the limit of open files (ulimit -n)")
-        : *failed != formatted("{} {}", error, handing_over)
-            ? std::string("Set FSDP_SHM_DIR to another folder on a tmpfs")
-            : std::string("The ranks of a node must share a network namespace"));
-  };
   int error = opened;
   std::string_view doing = handing_over;
   if (leader && !alone && error == 0) {
@@ -322,7 +335,7 @@ Segment make_segment(Exchange&& exchange, int rank, std::vector<int> const& memb
     if (error != 0) doing = "creating an unnamed file";
     for (std::size_t i = 1; i < offers.size() && error == 0; ++i) error = post.send(file.descriptor(), offers[i].post);
   }
-  agree(doing, error);
+  agree_on_segment(exchange, rank, doing, error, segment.stride, members.size());
   doing = handing_over;
   if (!alone && !leader) error = file.receive(post, offers.front().post);
   // Each rank reserves its own pages, which puts them on its own memory controller.
@@ -330,7 +343,7 @@ Segment make_segment(Exchange&& exchange, int rank, std::vector<int> const& memb
     doing = "reserving the memory";
     error = file.reserve(place * segment.stride, segment.stride);
   }
-  agree(doing, error);
+  agree_on_segment(exchange, rank, doing, error, segment.stride, members.size());
   if (largest == 0) return segment;
   if (alone) return private_segment(largest);
   void* const base = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file.descriptor(), 0);
