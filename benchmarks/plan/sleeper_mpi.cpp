@@ -171,8 +171,8 @@ int main(int argc, char** argv) {
         load.uses.resize(layers.size());
         load.clips = false;
         auto known = costs;
-        known[fsdp::Phase::forward].assign(layers.size(), options.forward_s);
-        known[fsdp::Phase::backward].assign(layers.size(), 2 * options.forward_s);
+        known[fsdp::PassKind::forward].assign(layers.size(), options.forward_s);
+        known[fsdp::PassKind::backward].assign(layers.size(), 2 * options.forward_s);
         auto const forecast = fsdp::plan::forecast(engine.program(), load, known);
         auto const error = 100 * (forecast.step / measured - 1);
         auto const trivial = 100 * (forecast.compute / measured - 1);

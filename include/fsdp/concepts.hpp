@@ -139,7 +139,8 @@ concept KeepsEnds = requires(C& comm, int engine, std::string_view history) {
 
 /// Divides a unit's parameters, gradients and optimizer state over ranks (see strategy.hpp). Engine and Engine::shard
 /// take one. A strategy that has a member `group` as well (int) shards within groups of so many consecutive ranks, and
-/// replicates over the groups.
+/// replicates over the groups. Every rank of a group keeps an equal shard. A strategy does not see where in the model
+/// its unit is: EngineOptions::keep_last and keep_root decide by place.
 template <class S>
 concept Strategy = requires(S const& strategy) {
   { S::name } -> std::convertible_to<std::string_view>;                // for messages, and compared over ranks; not a temporary

@@ -36,7 +36,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::nccl {
 ///
 /// All ranks must enqueue the collectives of all their communicators in one order, as the engine does. Nothing but
 /// Options::check_order and the deadline notices where they do not. Collectives also start in that order: see [Note:
-/// Several communicators on one device] in nccl/launch_order.hpp, which sets NCCL_LAUNCH_ORDER_IMPLICIT.
+/// Several communicators on one device] in detail/nccl/state.hpp, which sets NCCL_LAUNCH_ORDER_IMPLICIT.
 ///
 /// A communicator that was moved from can be destroyed, assigned to, and nothing else: calls throw a UsageError.
 class Communicator {

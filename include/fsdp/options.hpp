@@ -37,7 +37,7 @@ struct EngineOptions {
   int prefetch = 1;                        ///< units gathered ahead of the one that computes
   std::optional<int> backward_prefetch{};  ///< the number in backward; not set: `prefetch`
   std::int64_t max_ahead_bytes = 0;        ///< cap on the bytes of units gathered ahead of their use; 0: none
-  bool keep_last = true;                   ///< do not reshard the last unit after forward; backward begins with it
+  bool keep_last = true;  ///< after forward, keep the last unit that would be resharded: backward begins with it
   /// Keep a unit that is used again after others (a tied root) from its first use in forward to its last in backward.
   bool keep_root = true;
   /// After forward, keep units sharded over this many consecutive ranks; backward gathers among these. More than 1,
@@ -75,7 +75,7 @@ struct UnitId {
   std::size_t index = static_cast<std::size_t>(-1);
   void const* engine = nullptr;  ///< engine of the unit; other engines refuse the id. nullptr: not checked
 };
-/// Id of a module's turn in the declared order. By default it names none.
+/// Id of a module's use in the declared order. By default it names none.
 struct UseId {
   std::size_t index = static_cast<std::size_t>(-1);
   void const* engine = nullptr;  ///< engine of the use; other engines refuse the id. nullptr: not checked

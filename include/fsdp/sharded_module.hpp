@@ -114,7 +114,7 @@ class ShardedModule<M, E> {
   ShardedModule& operator=(ShardedModule&& other) = default;
 
   M const& module() const { return module_; }
-  /// The module's turn in the declared order, for prefetch lists.
+  /// The module's use in the declared order, for prefetch lists.
   UseId use() const { return use_; }
   operator UseId() const { return use_; }
 
@@ -138,7 +138,7 @@ class ShardedModule<M, E> {
   /// trains
   /// @throws OrderError if another module was declared next
   /// @note Stream: compute waits for the gather and for a free gradient slot.
-  /// @note Collective: at most one all-gather, and the reduction of the unit (see Reducer::reduce).
+  /// @note Collective: at most one all-gather, and the reduction of the unit (see [Note: Ways to reduce]).
   template <class... Args>
   decltype(auto) backward(Args&&... args) {
     auto& engine = *engine_.get("a sharded module");

@@ -38,15 +38,22 @@ struct CollectiveCost {
 /// than others.
 struct Costs {
   static constexpr std::size_t no_link = step::groups;
+  /// An array of so many equal values.
+  template <std::size_t N, class T>
+  static constexpr std::array<T, N> filled(T value) {
+    std::array<T, N> all{};
+    all.fill(value);
+    return all;
+  }
 
   std::array<Cost, step::primitives> primitive{};
   /// Costs of collectives by several algorithms: the fastest entry replaces the primitive's cost.
   std::vector<CollectiveCost> collectives{};
   /// By group: index of the link that its collectives use, below step::groups; no_link: nothing else uses it. See
   /// [Note: Shared links].
-  std::array<std::size_t, step::groups> link{no_link, no_link, no_link, no_link, no_link, no_link};
-  std::array<double, step::groups> factor{1, 1, 1, 1, 1, 1};
-  /// Times of modules' kernels by phase and use, in the order of declaration: a trace contains them. One for each use,
+  std::array<std::size_t, step::groups> link = filled<step::groups>(no_link);
+  std::array<double, step::groups> factor = filled<step::groups>(1.0);
+  /// Times of modules' kernels by pass and use, in the order of declaration: a trace contains them. One for each use,
   /// or none: the primitive's cost. A use that is recomputed takes its time of a forward pass.
   std::array<std::vector<double>, pass_kinds.size()> modules{};
 
@@ -213,8 +220,11 @@ class Simulator {
       case step::Group::kept:
       case step::Group::reduce: return rank / members == other / members;
       case step::Group::replicas: return rank % number == other % number;
-      default: return true;
+      case step::Group::all_replicas:
+      case step::Group::none:
+      case step::Group::count_: return true;
     }
+    return true;
   }
 
   std::vector<Rank> ranks_;
@@ -225,7 +235,7 @@ struct Simulation {
   std::vector<step::Executed> operations;    ///< in the order in which they are enqueued; equal on all ranks
   std::vector<std::vector<TimeSpan>> spans;  ///< by rank: span of each operation
 
-  /// The end of the last operation for which `is(Operation const&, Position const&)` is true.
+  /// The end of the last operation for which `is(Operation const&, RunPosition const&)` is true.
   template <class Is>
   double end_if(Is const& is, std::size_t rank = 0) const {
     double end = 0;

@@ -17,8 +17,9 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 /// (ZeRO-3; PyTorch's FULL_SHARD).
 struct FullShard {
   static constexpr std::string_view name = "full_shard";
-  static constexpr bool shards = true;                  ///< false: every rank keeps everything
-  static constexpr bool reshards_after_forward = true;  ///< false: unsharded from forward until after backward
+  static constexpr bool shards = true;  ///< false: every rank keeps everything; read by UnitPlan::describe
+  /// false: unsharded from forward until after backward. Read by UnitPlan::own_gather_slot and keeps_after_forward.
+  static constexpr bool reshards_after_forward = true;
 };
 
 /// Shards gradients and optimizer state; parameters stay unsharded from forward until after backward

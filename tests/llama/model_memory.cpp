@@ -51,8 +51,8 @@ Sizes sizes_of(Run const& run) {
     mine.planned_peak = std::max(plan.live_forward, plan.live_backward);
     mine.reserved = account.reserved_state();
     mine.activations = account.reserved(fsdp::MemoryTag::activations);
-    auto const forward = count(engine.program(), fsdp::Phase::forward, fsdp::plain_step);
-    auto const backward = count(engine.program(), fsdp::Phase::backward, fsdp::plain_step);
+    auto const forward = count(engine.program(), fsdp::PassKind::forward, fsdp::plain_step);
+    auto const backward = count(engine.program(), fsdp::PassKind::backward, fsdp::plain_step);
     mine.gathered = forward.all_gather.bytes;
     mine.reduced = backward.reduce_scatter.bytes;
     for (std::size_t u = 0; u < engine.shards().size(); ++u) {

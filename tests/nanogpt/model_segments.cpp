@@ -75,8 +75,8 @@ Sizes sizes_of(int ranks, nanogpt::GptOptions const& options,
     engine.seal();
     if (!first) return;
     sizes.activations = engine.account().reserved(fsdp::MemoryTag::activations);
-    sizes.forward = count(engine.program(), fsdp::Phase::forward, fsdp::plain_step);
-    sizes.backward = count(engine.program(), fsdp::Phase::backward, fsdp::plain_step);
+    sizes.forward = count(engine.program(), fsdp::PassKind::forward, fsdp::plain_step);
+    sizes.backward = count(engine.program(), fsdp::PassKind::backward, fsdp::plain_step);
   });
   return sizes;
 }

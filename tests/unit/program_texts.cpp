@@ -78,6 +78,35 @@ TEST_CASE("program text: FullShard with a tied root") {
         "backward   root | | close root->own, reduce-scatter root, zero root\n");
 }
 
+TEST_CASE("program text: ShardGradOp, two micro-steps, the first under no_sync") {
+  using namespace fsdp;
+  auto input = tied_root();
+  for (auto& unit : input.units) never_reshard(unit);
+  input.allow_no_sync = true;
+  CHECK(training(input, starts_sharded | reshards | syncs_none | all_reduced) ==
+        "forward    root | all-gather root->own, all-gather h.0->own |\n"
+        "forward    h.0  | all-gather h.1->own |\n"
+        "forward    h.1  | all-gather h.2->own |\n"
+        "forward    h.2  | |\n"
+        "forward    root | |\n"
+        "backward   root | open root->own |\n"
+        "backward   h.2  | open h.2->own | close h.2->own\n"
+        "backward   h.1  | open h.1->own | close h.1->own\n"
+        "backward   h.0  | open h.0->own | close h.0->own\n"
+        "backward   root | | close root->own\n");
+  CHECK(training(input, starts_sharded | reshards | syncs_all | gradients_wait) ==
+        "forward    root | all-gather root->own, all-gather h.0->own |\n"
+        "forward    h.0  | all-gather h.1->own |\n"
+        "forward    h.1  | all-gather h.2->own |\n"
+        "forward    h.2  | |\n"
+        "forward    root | |\n"
+        "backward   root | |\n"
+        "backward   h.2  | | close h.2->own, reduce-scatter h.2, zero h.2\n"
+        "backward   h.1  | | close h.1->own, reduce-scatter h.1, zero h.1\n"
+        "backward   h.0  | | close h.0->own, reduce-scatter h.0, zero h.0\n"
+        "backward   root | | close root->own, reduce-scatter root, zero root\n");
+}
+
 TEST_CASE("program text: what depends on the micro-step is said") {
   auto input = tied_root();
   for (auto& unit : input.units) unit.reshards_after_forward = false;

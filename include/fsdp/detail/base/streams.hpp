@@ -30,7 +30,7 @@ enum class WaitSite : unsigned char {
   gather_updated,           ///< gather waits until the optimizer has written the unit's shard
   gather_kept_slice,        ///< gather waits until compute has copied the slice that stays after forward
   reduce_gradients,         ///< reduce waits until backward has written the unit's gradients
-  reduce_peers_read,        ///< reduce waits until peers have summed the slot, before zeroing it
+  reduce_peers_read,        ///< reduce (or compute, which opens it) waits until peers have summed the slot
   reduce_partial_read,      ///< reduce waits until replicate and peers have read a unit's partial gradient shard
   reduce_wire_read,         ///< reduce waits until replicate and peers have read a wire buffer's last content
   replicate_scattered,      ///< replicate waits until the slice to be all-reduced is there

@@ -287,7 +287,7 @@ class Declaration : public DeclaredUnits<P> {
       fail<ConfigError>("rank {}: set either reshard_ranks or allow_keep_unsharded, not both", rank);
   }
 
-  /// The state that roll_back() returns to. @param to  as in DeclaredUnits::mark
+  /// The state that roll_back() returns to. @param to  as in DeclaredUnits::save_point
   [[gnu::cold]] std::vector<std::size_t> save_point(UnitId to) const { return Base::save_point(to); }
   [[gnu::cold]] void roll_back(std::vector<std::size_t> const& to) noexcept {
     order_.truncate(to[2]);

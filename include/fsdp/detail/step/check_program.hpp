@@ -497,7 +497,8 @@ namespace detail {
 
 /// Runs a program in symbols: all kinds of micro-steps that its options allow, each before and after plain ones, with
 /// norms, updates, evaluations and discarded gradients; and so each path, alone and in turn with the declared order.
-/// Engines call it when they are sealed, if FSDP_CHECK_PROGRAM is defined.
+/// Operations run in the order in which the host enqueues them: it finds wrong contents, not missing waits. Engines
+/// call it when they are sealed, if FSDP_CHECK_PROGRAM is defined.
 /// @param input  of compile_program()
 /// @return the first problem: step, use, unit, what was expected and what was found; empty if there is none
 [[gnu::cold]] inline std::string check_program(Program const& program, StepInput const& input) {

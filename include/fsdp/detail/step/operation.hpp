@@ -15,8 +15,11 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// Flags of a micro-step, in four groups: exactly one bit of each group is set. An operation lists the flags under
-/// which it runs; if it does not depend on a group, it has all bits of the group.
+/// Flags of a micro-step, in four groups: how forward begins, how backward ends, over which ranks gradients are
+/// reduced, and what of earlier micro-steps waits. A micro-step has one bit of each group. A forward pass has those of
+/// the first and the last group alone, and a backward pass all but the first, since nothing in it depends on the
+/// others. An operation lists the flags under which it runs, and all bits of each group on which it does not depend: it
+/// runs if it lists every bit that the pass has.
 enum StepFlags : unsigned {
   starts_sharded = 1u << 0,    ///< forward begins without parameters of an earlier backward pass
   starts_unsharded = 1u << 1,  ///< forward begins with all of them

@@ -837,7 +837,7 @@ class BasicRun : public Visiting, public Passes<Visiting> {
 };
 
 /// Calls a function for each operation of a run.
-/// @tparam Visit  called as visit(Operation const&, Position const&, Contents const&), as Visiting::visit
+/// @tparam Visit  called as visit(Operation const&, RunPosition const&, Contents const&), as Visiting::visit
 template <class Visit>
 class Run final : public BasicRun {
  public:

@@ -72,6 +72,7 @@ class UnitPlan {
   UnitsOfUse beside(std::size_t first) const {
     return {units_of_use_.begin() + begins_[first], units_of_use_.begin() + begins_[first + 1]};
   }
+  /// Whether the unit's full parameters lie in a slot: they are gathered, or cast where one rank has all of them.
   bool gathers(std::size_t unit) const { return !units[unit].reads_masters; }
   bool own_gather_slot(std::size_t unit) const {
     return !units[unit].reshards_after_forward || input.allow_keep_unsharded || returns_in_some_path(unit);
@@ -87,19 +88,19 @@ class UnitPlan {
   bool waits_in_slot(std::size_t unit) const {
     return input.allow_no_sync && writes_fp32(unit) && !units[unit].writes_shards;
   }
-  /// Whether gradients of some units wait is no property of a micro-step, but of each unit: see step::Given.
+  /// Whether gradients of some units wait is no property of a micro-step, but of each unit: see step::Condition.
   bool waits_by_unit() const { return paths.size() > 1; }
   /// Whether the unit's gradients are rounded when it is reduced. Those of a unit that no other rank shares travel in
   /// buckets.
   bool is_rounded(std::size_t unit) const {
     return input.wire && !units[unit].writes_shards && units[unit].world() > 1;
   }
-  /// Flags under which the unit's gradients are unreduced on this rank. `group_sums_wait` is one of them if the unit is
-  /// reduced over replicas only.
+  /// The waiting_flags of a micro-step that finds gradients of the unit unreduced on this rank. `group_sums_wait` is
+  /// one of them if the unit is reduced over replicas only.
   StepFlags unreduced_flags(std::size_t unit) const {
     return reduces_in_group(unit) ? gradients_wait : gradients_wait | group_sums_wait;
   }
-  /// Flags of micro-steps that reduce the unit's gradients, at least within its shard group.
+  /// The sync_flags of a micro-step that reduces the unit's gradients, at least within its shard group.
   StepFlags reducing_flags(std::size_t unit) const {
     return reduces_in_group(unit) ? syncs_group | syncs_all : syncs_all;
   }

@@ -18,9 +18,9 @@ struct PrefetchLists {
   std::vector<std::vector<std::size_t>> recompute{};  ///< when it is recomputed; empty: none
 };
 
-/// The order in which modules use units in a forward pass; a backward pass has the reverse. A *use* is one module's
-/// turn; a unit may have several: neighbours, or with other units' uses between them. An index counts the uses in this
-/// order.
+/// The order in which modules use units in a forward pass; a backward pass has the reverse. A *use* is one
+/// module's computation with a unit; a unit may have several: neighbours, or with other units' uses between them. An
+/// index counts the uses in this order.
 ///
 /// [Note: Segments] A segment is consecutive uses that are recomputed together. In a backward pass, its uses are
 /// recomputed in forward order, all before the first backward of them. If a backward pass ends inside a segment, all

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The third stage of the step compiler: the operations of each event at a use (a gather, a drop, a computation, a
-// reduction), and those of norms and updates between passes.
+// The third stage of the step compiler: the operations of each thing that happens at a use (a gather, a drop, a
+// computation, a reduction), and those of norms and updates between passes.
 #pragma once
 
 #include <algorithm>
@@ -369,6 +369,7 @@ class OperationWriter {
     };
     if (!unit.writes_shards) {
       bool const by_unit = plan_.waits_in_slot(u) && plan_.waits_by_unit();
+      // A slot that still holds unreduced gradients stays open: backward adds to them.
       auto const when =
           plan_.waits_in_slot(u) && !by_unit ? only_if(waiting_flags & ~plan_.unreduced_flags(u)) : any_flags;
       auto const slot = placed_.gradient_slots[u];
