@@ -53,11 +53,11 @@ tests_near() {
       tests/*/*.cpp | tests/*/*.sh) printf '%s\n' "^${folder}_$stem\$" "^${folder}_${stem}_[0-9]+\$" ;;
       tests/*/*) echo "^${folder}_" ;;
       tests/*) echo '^unit_' ;;
-      include/fsdp/detail/checkpoint/* | include/fsdp/checkpoint.hpp | include/fsdp/snapshots.hpp | include/fsdp/full_state.hpp) printf '^checkpoint_%s$\n' roundtrip several refused snapshots ;;
-      include/fsdp/detail/mpi/* | include/fsdp/detail/comm/* | include/fsdp/detail/tcp/*) printf '^conformance_%s$\n' communicator_mpi_3 tcp_group secret ;;
+      include/fsdp/detail/checkpoint/* | include/fsdp/checkpoint.hpp | include/fsdp/snapshots.hpp | include/fsdp/full_state.hpp | include/fsdp/finite_state.hpp | include/fsdp/safetensors.hpp | include/fsdp/json.hpp | include/fsdp/files.hpp) printf '^checkpoint_%s$\n' roundtrip several refused snapshots ;;
+      include/fsdp/detail/mpi/* | include/fsdp/detail/comm/* | include/fsdp/detail/tcp/* | include/fsdp/mpi.hpp | include/fsdp/bootstrap.hpp) printf '^conformance_%s$\n' communicator_mpi_3 tcp_group secret ;;
       include/fsdp/detail/local/* | include/fsdp/local.hpp) echo '^conformance_local_host$' ;;
-      include/fsdp/detail/optim/* | include/fsdp/detail/kernels/* | include/fsdp/optimizers.hpp | include/fsdp/muon.hpp | include/fsdp/ema.hpp) printf '%s\n' '^unit_kernels_' '^parity_optimizers$' '^parity_groups$' '^parity_muon$' '^parity_ema$' ;;
-      include/fsdp/plan.hpp) echo '^schedule_plan_' ;;
+      include/fsdp/detail/optim/* | include/fsdp/detail/kernels/* | include/fsdp/optimizers.hpp | include/fsdp/gradients.hpp | include/fsdp/kernels.hpp | include/fsdp/muon.hpp | include/fsdp/ema.hpp) printf '%s\n' '^unit_kernels_' '^parity_optimizers$' '^parity_groups$' '^parity_muon$' '^parity_ema$' ;;
+      include/fsdp/plan.hpp | include/fsdp/simulate.hpp) echo '^schedule_plan_' ;;
       include/fsdp/detail/trace/* | include/fsdp/trace.hpp) printf '%s\n' '^schedule_trace' '^unit_trace_report$' ;;
       include/fsdp/detail/host/* | include/fsdp/host.hpp) printf '^conformance_%s$\n' host_device failed_streams team ;;
       include/fsdp/*) printf '%s\n' '^unit_program' '^schedule_table$' '^schedule_symbols$' '^schedule_refusals$' '^differential_random$' '^parity_strategies$' ;;

@@ -183,9 +183,9 @@ class TcpGroup {
     if (size_ > 1)
       together([&] {
         auto const own = hosts ? formatted("{} {} {}", listener.local_port(), token, host) : std::string();
-        root = ask(own, what, [&](auto const& doors) {
+        root = ask(own, what, [&](auto const& addresses) {
           Answers answers;
-          for (auto const rank : first) answers.push_back(doors[static_cast<std::size_t>(rank)]);
+          for (auto const rank : first) answers.push_back(addresses[static_cast<std::size_t>(rank)]);
           return answers;
         });
       });

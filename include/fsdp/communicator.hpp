@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A mesh: the ranks of a run. Texts that ranks send to rank 0, and its answer to all ranks.
+// A mesh: the ranks of a run, with their communicator. Exchanges of texts over any communicator: ranks send them to
+// rank 0, which answers all. The concept of communicators is in concepts.hpp.
 #pragma once
 
 #include <cstddef>

@@ -45,12 +45,12 @@ class Ema {
         offsets[u + 1] = offsets[u] + (shards[u].trains() ? shards[u].shard_numel() : 0);
       auto const bytes = static_cast<std::size_t>(offsets.back()) * sizeof(float);
       averages = {engine->device(), engine->account(), MemoryTag::optimizer, bytes};
-      engine->account().use(MemoryTag::optimizer, static_cast<std::int64_t>(bytes));
+      engine->account().add_live(MemoryTag::optimizer, static_cast<std::int64_t>(bytes));
     }
     State(State&&) = delete;
     [[gnu::cold]] ~State() {
       engine->drain();
-      engine->account().use(MemoryTag::optimizer, -static_cast<std::int64_t>(averages.bytes()));
+      engine->account().add_live(MemoryTag::optimizer, -static_cast<std::int64_t>(averages.bytes()));
     }
     /// Calls `act(unit, averages)` for every unit that trains.
     template <class Act>

@@ -138,7 +138,7 @@ struct EngineCore {
     if (offload) offload->initialized();
     for (auto operation : program.updates) {
       if (!declared.offload.masters) operation.size = std::min<std::uint8_t>(operation.size, 2);  // no staging slot
-      executor.record_accesses(operation);
+      executor.remember(operation);
     }
     if (declared.options().trap_stale_pointers) guarded.prepare(declared.units());
   }
@@ -251,7 +251,7 @@ struct EngineCore {
     if (kind == UseKind::forward) seal();
     auto const* const turn = failures.with_cause([&] { return passes.begin_use(kind, use); });
     if (turn == nullptr) return nullptr;
-    if (kind != UseKind::forward) storage.lease_gradients();
+    if (kind != UseKind::forward) storage.count_gradients();
     return declared.units()[turn->unit].get();
   }
   void end_use() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exports full parameters of an engine as fp32, unit by unit, and imports them into its shards.
+// Exports full parameters and gradients of an engine as fp32, unit by unit, and imports parameters into its shards.
 #pragma once
 
 #include <algorithm>

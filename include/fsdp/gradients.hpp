@@ -277,14 +277,14 @@ class GradScaler {
     checks.expect_reduced("GradScaler::step is called");
     checks.expect_norm(measured.measurement());
     if (measured.engine() == nullptr) measured = clip_grad_norm(*engine_, std::numeric_limits<float>::infinity());
-    struct Turn {
+    struct SetWhile {
       bool& on;
-      explicit Turn(bool& flag) : on(flag) { on = true; }
-      Turn(Turn const&) = delete;
-      ~Turn() { on = false; }
+      explicit SetWhile(bool& flag) : on(flag) { on = true; }
+      SetWhile(SetWhile const&) = delete;
+      ~SetWhile() { on = false; }
     };
     {
-      Turn const turn(norm.scaler_steps);
+      SetWhile const scaled(norm.scaler_steps);
       optimizer.step(rates, measured);
     }
     kernels::update_scale(engine_->device(), engine_->compute(), static_cast<ClipScalars const*>(norm.result),

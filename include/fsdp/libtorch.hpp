@@ -4,8 +4,6 @@
 
 #include <torch/torch.h>
 
-#include <torch/torch.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -86,7 +84,7 @@ class UsesOf final : public EngineUses {
     bool const wanted = backward && held_.wants_gradients(held_.unit(of));
     return {const_cast<void*>(buffers.parameters), wanted ? buffers.gradients : nullptr};
   }
-  bool is_first_write(std::size_t of, std::size_t index) override { return held_.unit(of).is_first_write(index); }
+  bool begin_write(std::size_t of, std::size_t index) override { return held_.unit(of).begin_write(index); }
   std::size_t turns_done() const override { return engine_->shards().core().passes.turns_done(); }
   void discard_gradients() override { engine_->discard_gradients(); }
   void broadcast_buffers() override { sync_module_buffers(*engine_, *modules_, BufferSync::broadcast); }

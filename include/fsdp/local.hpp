@@ -154,8 +154,8 @@ void run(int ranks, DeviceOrFactory const& device, Body&& body) {
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::local
 
 #if FSDP_COMPILED
-#include "fsdp/compiled.hpp"
 #include "fsdp/detail/base/compiled.hpp"
+#include "fsdp/detail/compiled/instances.hpp"
 #include "fsdp/host.hpp"
 
 #define FSDP_LOCAL_INSTANCES(how)                                     \

@@ -45,8 +45,8 @@ class MemoryAccount {
   /// Adds bytes that came from an allocator, or, if negative, were returned.
   void reserve(MemoryTag tag, std::int64_t bytes) { reserved_.add(tag, bytes); }
   /// Adds bytes that are in use, or, if negative, no more in use, in the host's enqueue order.
-  void use(MemoryTag tag, std::int64_t bytes) { live_.add(tag, bytes); }
-  [[deprecated("write use")]] void lease(MemoryTag tag, std::int64_t bytes) { use(tag, bytes); }
+  void add_live(MemoryTag tag, std::int64_t bytes) { live_.add(tag, bytes); }
+  [[deprecated("write add_live")]] void lease(MemoryTag tag, std::int64_t bytes) { add_live(tag, bytes); }
 
   std::int64_t reserved(MemoryTag tag) const { return reserved_.now(tag); }
   std::int64_t live(MemoryTag tag) const { return live_.now(tag); }

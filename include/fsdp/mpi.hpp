@@ -279,7 +279,7 @@ static_assert(fsdp::Communicator<Communicator>);
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi
 
 #if FSDP_COMPILED_MPI
-#include "fsdp/compiled.hpp"
+#include "fsdp/detail/compiled/instances.hpp"
 
 #define FSDP_MPI_INSTANCES(how)                                          \
   FSDP_COMMUNICATOR_INSTANCES(how, mpi::BasicCommunicator<host::Device>) \

@@ -50,7 +50,7 @@ class AccountedHostMemory {
  private:
   void count(std::int64_t change) const {
     account_->reserve(MemoryTag::offloaded, change);
-    account_->use(MemoryTag::offloaded, change);
+    account_->add_live(MemoryTag::offloaded, change);
   }
 
   MemoryAccount* account_ = nullptr;
@@ -144,17 +144,17 @@ class Offloading final : public OffloadHooks {
   void end_write(std::size_t u, bool updates, bool whole) override {
     auto& core = *core_;
     auto& unit = *core.declared.units()[u];
-    if (!unit.trains()) return core.executor.record_accesses(core.program.updates[u], whole);
+    if (!unit.trains()) return core.executor.remember(core.program.updates[u], whole);
     if (unit.offloads_masters && whole) refresh(unit);
     point_home(unit);
-    core.executor.record_accesses(core.program.updates[u], whole);
+    core.executor.remember(core.program.updates[u], whole);
     fetched_[static_cast<std::size_t>(slot_of(u))] = none;
     if (whole) move_state(core.program.stores[u], u, updates);
   }
   void order_read(std::size_t u) override {
     auto const& operation = core_->program.reads[u];
     core_->executor.order(operation);
-    core_->executor.record_accesses(operation);
+    core_->executor.remember(operation);
   }
   [[gnu::cold]] void await_stores() override { core_->device.synchronize(core_->streams[StreamKind::copy]); }
 
@@ -191,11 +191,11 @@ class Offloading final : public OffloadHooks {
   /// Allocates two slots of `bytes` each.
   [[gnu::cold]] AccountedMemory<Device> stage(MemoryTag tag, std::int64_t bytes) {
     AccountedMemory<Device> memory{core_->device, core_->account, tag, static_cast<std::size_t>(2 * bytes)};
-    core_->account.use(tag, 2 * bytes);
+    core_->account.add_live(tag, 2 * bytes);
     return memory;
   }
   [[gnu::cold]] void unstage(MemoryTag tag, AccountedMemory<Device>& memory) noexcept {
-    core_->account.use(tag, -static_cast<std::int64_t>(memory.bytes()));
+    core_->account.add_live(tag, -static_cast<std::int64_t>(memory.bytes()));
     memory = {};
   }
   std::int64_t slot_of(std::size_t u) const { return core_->program.units[u].staging_slot; }
@@ -240,11 +240,11 @@ class Offloading final : public OffloadHooks {
       for (auto const& moments : moments_)
         if (with_moments && moments->steps) move(moments->home(u), moments->staged[u], moments->bytes(u));
     } catch (...) {
-      core.executor.record_accesses(operation, false);
+      core.executor.remember(operation, false);
       throw;
     }
     span.end();
-    core.executor.record_accesses(operation);
+    core.executor.remember(operation);
   }
 
   Core* core_;

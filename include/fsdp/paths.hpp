@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Paths: passes that leave out or repeat uses. Engine::add_path and Engine::follow need this header. No part of
-// fsdp.hpp.
+// Paths: passes that leave out or repeat uses. Engine::add_path and Engine::follow need this header; fsdp.hpp
+// does not include it.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recomputed activations: a module that runs its forward again in its backward, and buffers for models whose layers are
-// recomputed in segments. No part of fsdp.hpp.
+// recomputed in segments. fsdp.hpp does not include it.
 #pragma once
 
 #include <algorithm>

@@ -170,7 +170,7 @@ class OpenUse {
 /// A use of a unit, as a scope. Its full parameters (and in backward its gradients) are valid during the scope's
 /// lifetime. An exception that leaves the scope ends the pass. The destructor ends the use and throws if this fails,
 /// for example with the exception of an earlier task. It converts to false if backward passes do not come to
-/// this use. HeldUse (fsdp/held_use.hpp) begins in one function and ends in another.
+/// this use. HeldUse (below) begins in one function and ends in another.
 /// @tparam E  detail::EngineCore
 template <class E>
 class [[nodiscard]] UseScope : public detail::OpenUse<E> {

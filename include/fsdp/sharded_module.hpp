@@ -55,7 +55,7 @@ struct NamedTensors {
         if (base == nullptr || (skips && unwanted)) return {nullptr, false};
         auto const element = size_of(gradients ? unit.types().gradient : unit.types().parameter);
         return {static_cast<std::byte*>(base) + static_cast<std::size_t>(known.offset) * element,
-                sets && (unwanted || unit.is_first_write(index))};
+                sets && (unwanted || unit.begin_write(index))};
       }
     }
     refuse(tensor, extents);

@@ -125,7 +125,7 @@ class Shards {
   void attach_optimizer() const {
     auto const entry = enter("attach_optimizer");
     engine_->seal();
-    engine_->core_.storage.lease_gradients();
+    engine_->core_.storage.count_gradients();
   }
   /// A write of a unit's master shard: make it before the write is enqueued on compute, and destroy it after. While it
   /// lives, no update begins (nor another write, if state is offloaded), and no use of a unit begins or ends.
@@ -297,8 +297,7 @@ class Shards {
     for (auto const& operation : engine_->core_.program.norms) engine_->core_.executor.order(operation);
   }
   [[gnu::noinline]] void end_reading(bool whole) const {
-    for (auto const& operation : engine_->core_.program.norms)
-      engine_->core_.executor.record_accesses(operation, whole);
+    for (auto const& operation : engine_->core_.program.norms) engine_->core_.executor.remember(operation, whole);
   }
   [[gnu::noinline]] void before_write(step::Operation const& operation, bool updates) const {
     if (auto const& offload = engine_->core_.offload; offload) offload->before_write(operation.unit, updates);
@@ -309,7 +308,7 @@ class Shards {
     if (auto const& offload = engine_->core_.offload; offload)
       offload->end_write(operation.unit, updates, whole);
     else
-      engine_->core_.executor.record_accesses(operation, whole);
+      engine_->core_.executor.remember(operation, whole);
     if (!updates || !whole) return;
     passes().note_update(operation);
   }

@@ -19,8 +19,8 @@ using std::chrono::milliseconds;
 
 bool contains(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
 
-Operation operation() {
-  return Operation::collective(Collective::all_gather, 1024, fsdp::DType::bf16, 0, {"block.3", "backward"})
+CallDescription operation() {
+  return CallDescription::collective(Collective::all_gather, 1024, fsdp::DType::bf16, 0, {"block.3", "backward"})
       .numbered(57);
 }
 

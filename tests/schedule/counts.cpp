@@ -18,7 +18,7 @@ namespace {
 using Local = fsdp::local::Communicator<fsdp::host::Device>;
 using Counted = toy::Counting<Local>;
 
-/// Opens scopes of an engine, and knows the facts of the micro-step that comes of them.
+/// Opens scopes of an engine, and knows the flags of the micro-step that comes of them.
 template <class E>
 struct Flags : fsdp::testing::BackwardScopes<E> {
   using fsdp::testing::BackwardScopes<E>::BackwardScopes;

@@ -68,7 +68,7 @@ struct Model {
   void write_gradients(Use& use) {
     auto const* const w = use.parameters();
     auto* const g = use.gradients();
-    bool const begins = begins_sums && use.unit().is_first_write(0);
+    bool const begins = begins_sums && use.unit().begin_write(0);
     for (std::int64_t i = 0; i < width; ++i) {
       float const gradient = w[i] - 3.0f - static_cast<float>(engine.rank());
       g[i] = begins ? gradient : g[i] + gradient;
@@ -164,7 +164,7 @@ TEST_CASE("initial values of the caller fill what each rank keeps, which is know
     fsdp::local::run(ranks, fsdp::host::Device{}, [&](Comm comm) {
       Model model(std::move(comm), fsdp::FullShard{}, true);
       auto const shards = model.engine.shards();
-      auto const before = shards().shard_segments(shards[model.units[1]]);
+      auto const before = shards.shard_segments(shards[model.units[1]]);
       auto const weights = model.weights();
       if (model.engine.rank() == 0)
         for (std::int64_t i = 0; i < width * depth; ++i)

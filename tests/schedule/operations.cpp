@@ -53,7 +53,7 @@ void repeat(Call const& call, Run& run) {
   switch (call.kind) {
     case Call::Kind::forward: return run.forward(call.use);
     case Call::Kind::backward: return run.backward(call.use, call.flags, call.recomputes);
-    case Call::Kind::activations: return run.activations(call.use, call.flags.reshard, call.recomputes);
+    case Call::Kind::activations: return run.frozen_backward(call.use, call.flags.reshard, call.recomputes);
     case Call::Kind::begin_evaluation: return run.begin_evaluation();
     case Call::Kind::end_evaluation: return run.end_evaluation();
     case Call::Kind::discard: return run.discard();
@@ -288,11 +288,11 @@ void train_row(Row const& row, Use const& use) {
 template <class P>
 void run_row(Row const& row) {
   train_row<P>(row, [&](auto& engine, auto const&, std::vector<Executed> const& list, Places const&) {
-    // Half passes are left where others end: what they leave is waited for by late records.
+    // Half passes are left where others end: what they leave is waited for by late events.
     bool const whole =
         row.between == engine_table::Between::nothing || row.between == engine_table::Between::frozen_passes;
     if (whole && engine.shards().late_events() > 0)
-      engine_table::wrong(fmt::format("rank {}: {} late records", engine.rank(), engine.shards().late_events()));
+      engine_table::wrong(fmt::format("rank {}: {} late events", engine.rank(), engine.shards().late_events()));
     if (engine.rank() != 0) return;  // the list is the same on all ranks
     std::vector<bool> padded;
     for (auto const& unit : engine.plan_input().units) padded.push_back(unit.padded);

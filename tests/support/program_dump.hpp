@@ -41,9 +41,9 @@ class ProgramDump {
     line("noted {} events {}", fmt::join(program.awaitable, " "), fmt::join(program.events, " "));
     for (std::size_t path = 0; path < program.paths(); ++path) {
       line("path '{}'", program.path_name(path));
-      for (auto const phase : pass_kinds) {
-        line("pass {}", static_cast<int>(phase));
-        for (auto const& turn : program.turns(phase, path)) {
+      for (auto const kind : pass_kinds) {
+        line("pass {}", static_cast<int>(kind));
+        for (auto const& turn : program.turns(kind, path)) {
           line("turn {} {} {}", turn.use, turn.unit, turn.index_in_path);
           add("before", turn.before);
           add(turn.compute);

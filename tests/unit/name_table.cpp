@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/detail/base/name_table.hpp"
+#include "fsdp/layout.hpp"
 #include "tests/catch.hpp"
 
 using fsdp::detail::NameTable;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // skip-tsan
 // A task of srun without PMI is told from every other process by its environment.
-#include "fsdp/detail/mpi/environment.hpp"
+#include "fsdp/detail/comm/pmi.hpp"
 
 #include <map>
 #include <string>

@@ -56,8 +56,8 @@ class ActivationMemory {
 
  private:
   void lease(std::int64_t sign) {
-    account_->use(fsdp::MemoryTag::activations, sign * static_cast<std::int64_t>(activations_.bytes()));
-    account_->use(fsdp::MemoryTag::workspace, sign * static_cast<std::int64_t>(workspace_.bytes()));
+    account_->add_live(fsdp::MemoryTag::activations, sign * static_cast<std::int64_t>(activations_.bytes()));
+    account_->add_live(fsdp::MemoryTag::workspace, sign * static_cast<std::int64_t>(workspace_.bytes()));
   }
 
   D device_;

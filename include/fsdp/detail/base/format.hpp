@@ -233,6 +233,7 @@ namespace detail {
 
 #if !FSDP_COMPILED || defined(FSDP_FORMAT_BODY)
 
+// The bodies need fmt, which is slow to compile: it is included here, and by no file that links fsdp::compiled.
 // fmt as headers alone, unless the program links fmt's library: files then compile faster.
 #if !defined(FMT_HEADER_ONLY) && !defined(FSDP_FMT_LIBRARY)
 #define FMT_HEADER_ONLY 1

@@ -60,7 +60,7 @@ class CallGuard {
    private:
     friend CallGuard;
     explicit Entry(CallGuard& guard) : guard_(&guard) {}
-    CallGuard* guard_ = nullptr;  ///< nullptr: an outer call on this thread holds the turn
+    CallGuard* guard_ = nullptr;  ///< nullptr: an outer call on this thread is inside
   };
 
   /// @param call  its name, a literal

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The folder of a run's checkpoints: a checkpoint appears complete or not at all, pointers name the one to continue
-// from, and one process at a time saves or trains there.
+// Options of a save, and the folder of a run's checkpoints: a checkpoint appears complete or not at all, pointers name
+// the one to continue from, and one process at a time saves or trains there.
 #pragma once
 
 #include <fcntl.h>

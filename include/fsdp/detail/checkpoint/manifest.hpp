@@ -4,11 +4,13 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <limits>
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -22,9 +24,6 @@
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
-
-#include <cstddef>
-#include <span>
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of snapshots in a node's memory: their folders, their headers, and checks that they are complete; and the
-// messages that ranks exchange when a snapshot begins.
+// Files of snapshots in a node's memory: where they lie (SnapshotPlace), their folders, their headers, and checks that
+// they are complete; and the messages that ranks exchange when a snapshot begins.
 #pragma once
 
 #include <sys/stat.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of a rank, and messages about them. All communicators use the same words.
+// Calls of a rank, the notes that waiting peers read of them, the ends of engines, and messages about all of these. All
+// communicators use the same words.
 #pragma once
 
 #include <algorithm>
@@ -79,6 +80,7 @@ struct CallDescription {
     return text;
   }
 };
+using Operation [[deprecated("write CallDescription")]] = CallDescription;
 
 /// @param who  "rank 2": this rank    @param waited  until now
 [[gnu::cold]] inline std::string waiting_text(std::string_view who, CallDescription const& operation,

@@ -192,7 +192,7 @@ inline constexpr std::size_t shared_bytes_per_block<Kernel> = reduction_bytes + 
 /// loads and stores; reductions are warp shuffles and one exchange through shared memory, in a fixed order.
 ///
 /// Lanes is what runs the threads, a stateless type with static members for the calling thread: Hardware
-/// (fsdp/cuda/hardware.hpp), or a test's emulation of it.
+/// (detail/cuda/hardware.hpp), or a test's emulation of it.
 /// - `int thread()`, `int threads()`       index in the block, and size of the block
 /// - `void sync(SyncSite)`                 barrier of the block
 /// - `void sync_warp(SyncSite)`            barrier of the 32 lanes of a warp

@@ -58,12 +58,12 @@ inline nvtxDomainHandle_t nvtx_domain() {
 class NvtxRange {
  public:
   NvtxRange() = default;
-  /// Names the range by unit, phase and, where given, operation.
-  explicit NvtxRange(std::string_view unit, std::string_view phase = {}, std::string_view operation = {}) {
+  /// Names the range by unit, pass and, where given, operation.
+  explicit NvtxRange(std::string_view unit, std::string_view pass = {}, std::string_view operation = {}) {
 #if FSDP_HAS_NVTX
     domain_ = detail::nvtx_domain();
     if (domain_ == nullptr) return;  // no tool is attached
-    detail::ShortText const text(unit, phase, operation);
+    detail::ShortText const text(unit, pass, operation);
     nvtxEventAttributes_t attributes{};
     attributes.version = NVTX_VERSION;
     attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
@@ -72,7 +72,7 @@ class NvtxRange {
     static_cast<void>(nvtxDomainRangePushEx(domain_, &attributes));
 #else
     static_cast<void>(unit);
-    static_cast<void>(phase);
+    static_cast<void>(pass);
     static_cast<void>(operation);
 #endif
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Functions of the caller (initial values, reduced gradients), and interfaces of what few engines have: state in
-// host memory, paths.
+// Functions of the caller (initial values, reduced gradients), and interfaces of parts that an engine has only if a
+// program asks for them: state in host memory, paths.
 #pragma once
 
 #include <cstddef>

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "fsdp/concepts.hpp"
-#include "fsdp/detail/base/name_table.hpp"
 #include "fsdp/detail/engine/agreement.hpp"
 #include "fsdp/detail/engine/callbacks.hpp"
 #include "fsdp/detail/engine/flat_param.hpp"
@@ -33,7 +32,7 @@ struct DeclaredTensor {
   std::vector<std::int64_t> shape;
   TensorOptions options{};
   bool skips_gradient = false;  ///< backward does not write a gradient that is not wanted: see SkipsGradients
-  /// Backward begins the gradient's sum itself: it asks `scope.unit(of).is_first_write(index)` before it writes the
+  /// Backward begins the gradient's sum itself: it asks `scope.unit(of).begin_write(index)` before it writes the
   /// gradient, and stores if that is true, else adds. If so for all tensors of all uses of a unit, nothing is zeroed
   /// for it. A gradient that is not written must be set to zero.
   bool sets_gradient = false;

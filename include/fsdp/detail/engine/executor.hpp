@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the operations of a program on one rank: orders their accesses, performs each primitive, notes its accesses.
+// Runs the operations of a program on one rank: orders their accesses, performs each primitive, remembers its accesses.
 // The program decides everything else.
 #pragma once
 
@@ -190,11 +190,11 @@ class Executor {
     try {
       ticket = enqueue(operation, at, contents);
     } catch (...) {
-      waits_.note_interrupted(operation);
+      waits_.remember_interrupted(operation);
       span_ = {};
       throw;
     }
-    waits_.record_accesses(operation, ticket);
+    waits_.remember(operation, ticket);
   }
   /// @note Stream: compute waits for the parameters and gradients that the module's kernels access
   void begin_compute(Program::Turn const& turn) {
@@ -202,11 +202,11 @@ class Executor {
     for (auto const& operation : turn.beside) waits_.order(operation);
   }
   void computed(Operation const& operation, step::RunPosition const&, step::Contents const&) {
-    waits_.record_accesses(operation);
+    waits_.remember(operation);
   }
   void interrupted(Program::Turn const& turn) {
-    waits_.note_interrupted(turn.compute);
-    for (auto const& operation : turn.beside) waits_.note_interrupted(operation);
+    waits_.remember_interrupted(turn.compute);
+    for (auto const& operation : turn.beside) waits_.remember_interrupted(operation);
   }
   void end_pass(step::RunPosition const& at) {
     if (at.kind == PassKind::frozen_backward) return history_->add("pass without gradients");
@@ -217,10 +217,10 @@ class Executor {
 
   /// Orders an operation of Program::norms or Program::updates: compute waits for everything that it accesses.
   [[gnu::noinline]] void order(Operation const& operation) { waits_.order(operation); }
-  /// Notes that such an operation has been enqueued. @param whole  false: an exception has ended it
-  [[gnu::noinline]] void record_accesses(Operation const& operation, bool whole = true) {
-    if (whole) return waits_.record_accesses(operation);
-    waits_.note_interrupted(operation);
+  /// Remembers that such an operation has been enqueued. @param whole  false: an exception has ended it
+  [[gnu::noinline]] void remember(Operation const& operation, bool whole = true) {
+    if (whole) return waits_.remember(operation);
+    waits_.remember_interrupted(operation);
   }
   /// Number of late events since the engine was sealed: see [Note: Events].
   std::size_t late_events() const { return waits_.late_events(); }
@@ -376,7 +376,7 @@ class Executor {
     if (cells.pool == Pool::gradient_slot) unit.full_gradient = slot(cells);
     if (cells.pool == Pool::gradient) unit.full_gradient = unit.gradient;
     bool const gradients = cells.pool == Pool::gradient_slot || cells.pool == Pool::gradient;
-    if (gradients && contents.is_new_sum(operation)) unit.new_gradient_buffer();
+    if (gradients && contents.is_new_sum(operation)) unit.start_gradient_buffer();
     count(operation);
   }
   void close(Operation const& operation) {
@@ -388,7 +388,8 @@ class Executor {
     auto const change = live_.run(operation);
     if (change == 0) return;
     auto const pool = operation.all[0].cells.pool;
-    account_->use(pool == Pool::gather || pool == Pool::kept_slice ? MemoryTag::gather : MemoryTag::reduce, change);
+    account_->add_live(pool == Pool::gather || pool == Pool::kept_slice ? MemoryTag::gather : MemoryTag::reduce,
+                       change);
   }
   /// No module writes padding, but norms and sums read it.
   void zero_padding(Operation const& operation) {

@@ -23,8 +23,8 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 using TensorId = std::size_t;
 using TensorPlace [[deprecated("write TensorId")]] = TensorId;
 constexpr TensorId tensor_id(std::size_t unit, std::size_t tensor) { return unit << 48 | tensor; }
-constexpr std::size_t unit_number(TensorId place) { return place >> 48; }
-constexpr std::size_t tensor_index(TensorId place) { return place & ((std::size_t{1} << 48) - 1); }
+constexpr std::size_t unit_number(TensorId id) { return id >> 48; }
+constexpr std::size_t tensor_index(TensorId id) { return id & ((std::size_t{1} << 48) - 1); }
 
 namespace detail {
 /// Calls `act(T*)` with an address of elements of `type`, which is that of First, Second or float.
@@ -113,12 +113,12 @@ class FlatParam {
   std::vector<Range> const& padding() const { return padding_; }
 
   /// Backward gets a gradient buffer without sums: zeroed, or undefined for modules that begin the sums themselves.
-  void new_gradient_buffer() { ++gradients_; }
+  void start_gradient_buffer() { ++gradients_; }
   /// The gradient of tensor `index` is about to be written. @return whether that write begins its sum
-  bool is_first_write(std::size_t index) {
+  bool begin_write(std::size_t index) {
     return sets_gradients && std::exchange(begun_[index], gradients_) != gradients_;
   }
-  [[deprecated("write is_first_write")]] bool begin_gradient(std::size_t index) { return is_first_write(index); }
+  [[deprecated("write begin_write")]] bool begin_gradient(std::size_t index) { return begin_write(index); }
 
   /// The parts of tensors that this rank will keep, if no more tensors are added: `layout().segments(shard())` of a
   /// sealed unit. @param where  of the engine's units that shard

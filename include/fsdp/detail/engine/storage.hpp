@@ -75,8 +75,8 @@ class ShardStorage {
     for (auto const& unit : units)
       if (unit->trains()) partials += kernels::norm_partial_count(unit->slice().size());
     norm_partials_ = {device_, *account_, MemoryTag::scalars, static_cast<std::size_t>(partials) * sizeof(double)};
-    account_->use(MemoryTag::parameters, parameters);
-    leased_ = parameters;
+    account_->add_live(MemoryTag::parameters, parameters);
+    live_parameters_ = parameters;
 
     norm_.partials = norm_partials_.template as<double>();
     norm_.parts = scalars_.template as<double>();
@@ -85,7 +85,7 @@ class ShardStorage {
 
   /// Gives all memory back: sealing has failed. @pre no stream uses it
   [[gnu::cold]] void release() noexcept {
-    account_->use(MemoryTag::parameters, -std::exchange(leased_, 0));
+    account_->add_live(MemoryTag::parameters, -std::exchange(live_parameters_, 0));
     norm_ = {};
     for (auto* const memory : {&master_, &reduced_gradients_, &accumulators_, &scratch_, &norm_partials_}) *memory = {};
     for (auto* const memory : {&gather_, &reduce_, &direct_gradients_, &partial_, &scalars_}) *memory = {};
@@ -166,10 +166,11 @@ class ShardStorage {
   }
 
   /// Counts the gradient shards as in use from now on.
-  void lease_gradients() {
+  void count_gradients() {
     if (!std::exchange(gradients_leased_, true))
-      account_->use(MemoryTag::gradients, static_cast<std::int64_t>(direct_gradients_.bytes() +
-                                                                    reduced_gradients_.bytes() + partial_.bytes()));
+      account_->add_live(
+          MemoryTag::gradients,
+          static_cast<std::int64_t>(direct_gradients_.bytes() + reduced_gradients_.bytes() + partial_.bytes()));
   }
 
   NormState& norm() { return norm_; }
@@ -193,7 +194,7 @@ class ShardStorage {
   AccountedMemory<D> master_, reduced_gradients_, accumulators_, scratch_, norm_partials_;
   AccountedMemory<C> gather_, reduce_, direct_gradients_, partial_, scalars_;
   NormState norm_;
-  std::int64_t leased_ = 0;  ///< bytes of parameters
+  std::int64_t live_parameters_ = 0;  ///< bytes of parameters
   bool gradients_leased_ = false;
 };
 

@@ -156,7 +156,7 @@ constexpr WaitSite peers_site(StreamKind waiting, step::Group group) {
 template <Communicator C>
 using Groups = std::array<std::optional<C>, step::groups>;
 
-/// Waits of one rank. An operation is ordered before it is enqueued, and its accesses are recorded after.
+/// Waits of one rank. An operation is ordered before it is enqueued, and remembered after.
 template <Communicator C>
 class Waits {
  public:
@@ -182,18 +182,18 @@ class Waits {
   void set_flags(StepFlags flags) { flags_ = flags; }
   /// The operation's stream waits for everything that its accesses need.
   void order(Operation const& operation) {
-    if (!operation.is_tracked()) return;
+    if (!operation.has_conflicts()) return;
     if (auto const needs = hazards_.before(operation); needs.some()) enqueue(operation, needs);
   }
-  /// Notes an operation that was enqueued.
+  /// Remembers an operation that was enqueued.
   /// @param ticket  of a collective
-  void record_accesses(Operation const& operation, Ticket ticket = {}) {
+  void remember(Operation const& operation, Ticket ticket = {}) {
     if (!operation.may_be_awaited()) return;
     hazards_.after(operation, ticket.sequence);
     if (operation.is_recorded(flags_)) record(operation.stream);
   }
-  /// Notes an operation that an exception has ended; some of it may have been enqueued. Records no event.
-  void note_interrupted(Operation const& operation) noexcept {
+  /// Remembers an operation that an exception has ended; some of it may have been enqueued. Records no event.
+  void remember_interrupted(Operation const& operation) noexcept {
     if (operation.may_be_awaited()) hazards_.after(operation);
   }
   /// Number of late events: see [Note: Events].

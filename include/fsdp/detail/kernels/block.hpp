@@ -69,8 +69,8 @@ struct SyncSite {
   }
 };
 
-/// True for a device that runs kernels as thread blocks (fsdp/cuda/block.hpp), so that kernels written for those alone
-/// may be launched on it. Such a device declares `static constexpr bool thread_blocks = true`.
+/// True for a device that runs kernels as thread blocks (detail/cuda/block.hpp), so that kernels written for those
+/// alone may be launched on it. Such a device declares `static constexpr bool thread_blocks = true`.
 template <class D>
 concept RunsThreadBlocks = requires {
   requires D::thread_blocks;

@@ -15,12 +15,12 @@ concept HostStream = requires(S const& stream) {
   stream.runs_inline();
 };
 
-/// For devices of the host. fsdp/libtorch/cuda.hpp has the one for fsdp::cuda::Device.
+/// For devices of the host. fsdp/libtorch_cuda.hpp has the one for fsdp::cuda::Device.
 /// @tparam D  the engine's device
 template <class D>
 struct TorchDevice {
   static_assert(HostStream<typename D::Stream>,
-                "fsdp: for modules on this device include fsdp/libtorch/cuda.hpp beside fsdp/libtorch.hpp");
+                "fsdp: for modules on this device include fsdp/libtorch_cuda.hpp beside fsdp/libtorch.hpp");
 
   static c10::Device of(D const&) { return c10::Device(c10::kCPU); }
   /// Torch computes on the calling thread.

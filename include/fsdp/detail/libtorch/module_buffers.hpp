@@ -5,8 +5,6 @@
 
 #include <torch/torch.h>
 
-#include <torch/torch.h>
-
 #include <cstddef>
 #include <memory>
 #include <optional>

@@ -4,8 +4,6 @@
 
 #include <torch/torch.h>
 
-#include <torch/torch.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -157,7 +155,7 @@ class ListedState {
     auto const more = bytes - std::exchange(bytes_, bytes);
     if (more == 0) return;
     account_->reserve(MemoryTag::optimizer, more);
-    account_->use(MemoryTag::optimizer, more);
+    account_->add_live(MemoryTag::optimizer, more);
   }
 
  private:

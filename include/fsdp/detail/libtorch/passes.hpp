@@ -6,10 +6,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/torch.h>
 
-#include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/graph_task.h>
-#include <torch/torch.h>
-
 #include <ATen/ATen.h>
 #include <cstddef>
 #include <cstdint>
@@ -100,8 +96,8 @@ class EngineUses {
   virtual bool is_open() const = 0;
   /// @pre is_open() @param of  number of the unit
   virtual TorchBuffers buffers(std::size_t of, bool backward) const = 0;
-  /// See FlatParam::is_first_write.
-  virtual bool is_first_write(std::size_t of, std::size_t index) = 0;
+  /// See FlatParam::begin_write.
+  virtual bool begin_write(std::size_t of, std::size_t index) = 0;
   /// Turns of the pass under way that are complete.
   virtual std::size_t turns_done() const = 0;
   virtual void discard_gradients() = 0;
@@ -302,7 +298,7 @@ class Passes : public std::enable_shared_from_this<Passes> {
                      "rank {}: unit '{}': the program has set the gradient of parameter '{}' in backward, where it "
                      "would be lost",
                      rank(), unit->name(), parameter.name);
-        if (engine_->is_first_write(parameter.unit, parameter.index)) parameter.gradient.zero_();
+        if (engine_->begin_write(parameter.unit, parameter.index)) parameter.gradient.zero_();
       }
     }
     close();
@@ -331,7 +327,7 @@ class Passes : public std::enable_shared_from_this<Passes> {
     engine_->expect_stream(parameter.name);
     parameter.has_come = true;
     if (!wants_gradients(parameter)) return;
-    bool const begins = engine_->is_first_write(parameter.unit, parameter.index);
+    bool const begins = engine_->begin_write(parameter.unit, parameter.index);
     if (begins && gradient.is_sparse()) parameter.gradient.zero_();
     if (begins && !gradient.is_sparse())
       parameter.gradient.copy_(gradient);

@@ -8,11 +8,6 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
-#include <torch/library.h>
-#include <torch/torch.h>
-
 #include <ATen/ATen.h>
 #include <cstddef>
 #include <cstdint>

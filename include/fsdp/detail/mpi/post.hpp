@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Short messages between nodes about departures, failures and waiting ranks. Threads that wait read them. Read by
-// threads that wait.
+// Short messages between nodes about departures, failures and waiting ranks. Threads that wait read
+// them.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// State of an NCCL communicator: start and end, control plane, registered memory, and the order in which collectives
-// of several communicators start on one device.
+// Options of NCCL communicators, and their state: start and end, control plane, registered memory, and the order in
+// which collectives of several communicators start on one device.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -198,7 +198,7 @@ class Moments {
       host_ = core.offload->make_moments(std::move(starts), device_.data(), each * largest);
     }
     // Last: nothing may throw while compute writes memory that the destructor would have waited for.
-    engine.account().use(MemoryTag::optimizer, static_cast<std::int64_t>(bytes));
+    engine.account().add_live(MemoryTag::optimizer, static_cast<std::int64_t>(bytes));
     if (!offloads && bytes > 0) engine.device().zero_async(engine.compute(), device_.data(), bytes);
   }
   Moments(Moments&&) noexcept = default;
@@ -206,7 +206,7 @@ class Moments {
   Moments& operator=(Moments&&) noexcept = default;
   /// @pre kernels that use the moments have ended
   [[gnu::cold]] void release(E& engine) {
-    engine.account().use(MemoryTag::optimizer, -static_cast<std::int64_t>(device_.bytes()));
+    engine.account().add_live(MemoryTag::optimizer, -static_cast<std::int64_t>(device_.bytes()));
     if (host_ != nullptr) engine.shards().core().offload->free_moments(host_);
     host_ = nullptr;
   }

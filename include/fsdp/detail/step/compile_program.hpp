@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compiles the program of a step, in four stages. The last one is here: it decides which operations record an event,
-// and which accesses are tracked.
+// and which accesses others conflict with.
 #pragma once
 
 #include <array>
@@ -50,7 +50,7 @@ class ConflictMarker {
   }
 
  private:
-  struct CellUsers {
+  struct CellAccessors {
     step::Accessors writers = 0, all = 0;
   };
 
@@ -61,7 +61,7 @@ class ConflictMarker {
     return step::Buffers::has_slots(operation.all[0].cells.pool);
   }
 
-  step::PerCell<CellUsers> accessors_;
+  step::PerCell<CellAccessors> accessors_;
 };
 
 /// Finds operations that other operations wait for, in runs of all kinds of micro-steps, pairs of them, and
@@ -166,7 +166,7 @@ class EventPlanner final : public step::BasicRun {
     update();
   }
   void visit(step::Operation const& operation, step::RunPosition const& at, step::Contents const&) override {
-    if (!operation.is_tracked()) return;
+    if (!operation.has_conflicts()) return;
     if (auto const needs = hazards_.before(operation); needs.some()) wait(operation, needs);
     if (!operation.may_be_awaited()) return;
     hazards_.after(operation, step::is_collective(operation.primitive)
@@ -216,7 +216,7 @@ class EventPlanner final : public step::BasicRun {
   }
 }
 
-/// Marks tracked accesses and recorded operations of a program.
+/// Marks the conflicts of accesses and the recorded operations of a program.
 [[gnu::cold]] inline void plan_events(Program& program, StepInput const& input) {
   ConflictMarker marker(program);
   program.for_each([&](step::Operation const& operation) { marker.add(operation); });

@@ -38,11 +38,11 @@ class Contents {
     std::uint32_t kept_slot = Operation::none;    ///< of the slice kept after forward
     std::uint32_t gradient_slot = Operation::none;  ///< of full gradients that are not reduced
     Gradient gradient = Gradient::none;
-    bool written = false;        ///< backward writes the gradient shard, and has not ended
-    bool partial = false;        ///< the partial shard holds sums that replicas have not added up
-    bool accumulated = false;    ///< the accumulator holds gradients that are not reduced
-    bool is_first_term = false;  ///< the next backward use stores gradients instead of adding to them
-    bool opened = false;         ///< backward has got a slot of gradients, and has written nothing to it
+    bool written = false;              ///< backward writes the gradient shard, and has not ended
+    bool partial = false;              ///< the partial shard holds sums that replicas have not added up
+    bool accumulated = false;          ///< the accumulator holds gradients that are not reduced
+    bool next_use_begins_sum = false;  ///< the next backward use stores gradients instead of adding to them
+    bool opened = false;               ///< backward has got a slot of gradients, and has written nothing to it
 
     /// Whether gradients of earlier micro-steps wait for a reduction.
     bool waits() const { return gradient_slot != Operation::none || written || accumulated || partial; }
@@ -54,7 +54,9 @@ class Contents {
 
   Contents() = default;
   [[gnu::cold]] explicit Contents(Program const& program)
-      : program_(&program), units_(program.units.size()), last_user_(program.gradient_slots.size(), Operation::none) {}
+      : program_(&program),
+        units_(program.units.size()),
+        unzeroed_by_(program.gradient_slots.size(), Operation::none) {}
 
   UnitState const& operator[](std::size_t unit) const { return units_[unit]; }
 
@@ -75,7 +77,7 @@ class Contents {
   /// @return whether an access in mode `sum` begins the sum
   bool is_first_term(Operation const& operation) const {
     auto const& unit = units_[operation.unit];
-    if (operation.primitive == Primitive::backward) return unit.is_first_term;
+    if (operation.primitive == Primitive::backward) return unit.next_use_begins_sum;
     switch (operation.all[1].cells.pool) {
       case Pool::gradient:
       case Pool::staged_gradient: return unit.gradient != Gradient::sum;
@@ -98,10 +100,10 @@ class Contents {
       case Primitive::open: return open(unit, operation.all[0].cells, operation.unit);
       case Primitive::close: return close(unit, operation.all[0].cells.pool);
       case Primitive::zero:
-        if (operation.all[0].cells.pool == Pool::gradient_slot) last_user_[operation.all[0].cells.first / 2] = none;
+        if (operation.all[0].cells.pool == Pool::gradient_slot) unzeroed_by_[operation.all[0].cells.first / 2] = none;
         if (operation.all[0].cells.pool == Pool::gradient) unit.gradient = Gradient::sum;
         return;
-      case Primitive::backward: unit.is_first_term = unit.opened = false; return;
+      case Primitive::backward: unit.next_use_begins_sum = unit.opened = false; return;
       case Primitive::round:
         if (operation.bucket == none) unit.gradient_slot = none;
         return;
@@ -132,11 +134,11 @@ class Contents {
   template <class Run>
   [[gnu::cold]] void discard_gradients(Run&& run) {
     if (program_ == nullptr) return;
-    for (std::uint32_t slot = 0; slot < last_user_.size(); ++slot) {
+    for (std::uint32_t slot = 0; slot < unzeroed_by_.size(); ++slot) {
       auto const cells = Buffers::whole(Pool::gradient_slot, slot);
-      if (last_user_[slot] != none && program_->gradient_slots[slot].zeroed) {
+      if (unzeroed_by_[slot] != none && program_->gradient_slots[slot].zeroed) {
         auto zero = zeroing(*program_, slot, StreamKind::compute);
-        zero.unit = last_user_[slot];
+        zero.unit = unzeroed_by_[slot];
         run(zero);
       }
       run(closing(0, cells));
@@ -161,12 +163,12 @@ class Contents {
       case Pool::kept_slice: unit.kept_slot = slot; return;
       case Pool::gradient_slot:
         unit.gradient_slot = slot;
-        unit.is_first_term = program_->units[index].sets_gradients;
+        unit.next_use_begins_sum = program_->units[index].sets_gradients;
         unit.opened = true;
-        last_user_[slot] = index;
+        unzeroed_by_[slot] = index;
         return;
       case Pool::gradient:
-        unit.is_first_term = program_->units[index].sets_gradients && unit.gradient != Gradient::sum;
+        unit.next_use_begins_sum = program_->units[index].sets_gradients && unit.gradient != Gradient::sum;
         unit.gradient = Gradient::sum;
         unit.written = true;
         return;
@@ -174,11 +176,11 @@ class Contents {
     }
   }
   void discard() {
-    for (auto& slot : last_user_) slot = none;
+    for (auto& slot : unzeroed_by_) slot = none;
     for (auto& unit : units_) {
       unit.gradient_slot = none;
       unit.gradient = Gradient::none;
-      unit.written = unit.partial = unit.accumulated = unit.is_first_term = unit.opened = false;
+      unit.written = unit.partial = unit.accumulated = unit.next_use_begins_sum = unit.opened = false;
     }
   }
   static void close(UnitState& unit, Pool pool) {
@@ -200,7 +202,7 @@ class Contents {
   Program const* program_ = nullptr;
   fsdp::detail::FixedArray<UnitState> units_;
   std::vector<std::uint32_t>
-      last_user_;  ///< by gradient slot: the unit that has used it since it was last zeroed; none
+      unzeroed_by_;  ///< by gradient slot: the unit that has used it since it was last zeroed; none
 };
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::step

@@ -29,7 +29,7 @@ using StepUnit [[deprecated("write step::Unit")]] = step::Unit;
 struct StepPath {
   std::string name;
   std::vector<std::size_t> uses;  ///< indices of uses in the declared order
-  PrefetchLists prefetch{};       ///< by place in the path; empty: prefetch_by_depth of 1 and 1
+  PrefetchLists prefetch{};       ///< by index in the path; empty: prefetch_by_depth of 1 and 1
 };
 
 /// Declarations and sizes from which a step is compiled. Equal on all ranks.

@@ -34,6 +34,7 @@ enum StepFlags : unsigned {
   any_flags = (1u << 10) - 1
 };
 using Facts [[deprecated("write StepFlags")]] = StepFlags;
+[[deprecated("write any_flags")]] inline constexpr StepFlags any_facts = any_flags;
 constexpr StepFlags operator~(StepFlags a) { return static_cast<StepFlags>(~unsigned{a} & unsigned{any_flags}); }
 constexpr StepFlags operator|(StepFlags a, StepFlags b) { return static_cast<StepFlags>(unsigned{a} | unsigned{b}); }
 constexpr StepFlags operator&(StepFlags a, StepFlags b) { return static_cast<StepFlags>(unsigned{a} & unsigned{b}); }
@@ -255,8 +256,8 @@ struct Operation {
   /// update: of a shard in fp32. 0 for zero_padding and norm.
   std::int64_t bytes = 0;
   std::array<Access, 3> all{};
-  /// For each access, the other streams and the peers that access the same cells. An access without any needs no
-  /// book-keeping.
+  /// For each access, the other streams and the peers that may have to wait for it, or it for them: all that access the
+  /// same cells; of a read, those that write them. An access without any needs no book-keeping.
   std::array<Accessors, 3> conflicts{};
   Span span{};
 
@@ -264,10 +265,10 @@ struct Operation {
   constexpr bool is_recorded(StepFlags flags) const { return (unsigned{flags} & ~unsigned{records}) == 0; }
   std::span<Access const> accesses() const { return {all.data(), size}; }
   std::span<Access> accesses() { return {all.data(), size}; }
-  /// Whether another stream or peers access cells of the operation.
-  constexpr bool is_tracked() const { return (conflicts[0] | conflicts[1] | conflicts[2]) != 0; }
+  /// Whether an access of the operation conflicts with one of another stream or of peers.
+  constexpr bool has_conflicts() const { return (conflicts[0] | conflicts[1] | conflicts[2]) != 0; }
   /// Whether others may have to wait for the operation.
-  constexpr bool may_be_awaited() const { return moves(primitive) && is_tracked(); }
+  constexpr bool may_be_awaited() const { return moves(primitive) && has_conflicts(); }
   constexpr std::uint8_t stream_index() const { return static_cast<std::uint8_t>(stream); }
 
   // Sets sizes, for code that makes operations.

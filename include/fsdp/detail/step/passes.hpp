@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The machine of passes: which use comes next, which operations of the program run then, and what is refused.
 // Engines, simulators, checks and the plan of events are driven by it. Host logic only: a performer moves the data.
+// step::Run runs a program without a device.
 #pragma once
 
 #include <array>
@@ -317,8 +318,8 @@ class PassState {
     if (program_->turns(PassKind::backward, at_.path).empty()) return false;
     bool const recomputes = kind == UseKind::recompute;
     if (recomputes && declared_ != nullptr && declared_->segment(use) == UseOrder::none) return false;
-    auto const end = recomputes ? lowest_ : program_->backward_end(at_.path);
-    return at_.path == 0 ? use < end : is_placed_below(use, end);
+    auto const end = recomputes ? lowest_index_ : program_->backward_end(at_.path);
+    return at_.path == 0 ? use < end : comes_below(use, end);
   }
   /// Begins the flags of a pass whose first use is open. @return whether parameters of earlier passes are dropped first
   bool begin_flags() {
@@ -434,13 +435,13 @@ class PassState {
   /// Changes the path of passes.
   void set_path(std::uint32_t path) {
     at_.path = path;
-    lowest_ = static_cast<std::uint32_t>(program_->uses(path));
+    lowest_index_ = static_cast<std::uint32_t>(program_->uses(path));
     for (auto const& turn : program_->turns(PassKind::backward, path))
-      if (turn.index_in_path < lowest_) lowest_ = turn.index_in_path;
+      if (turn.index_in_path < lowest_index_) lowest_index_ = turn.index_in_path;
   }
-  /// Whether the path has the use at a place before `end`. Calls come in reverse order: the search goes on from the
-  /// place that was found last.
-  bool is_placed_below(std::size_t use, std::size_t end) const {
+  /// Whether the path has the use at an index before `end`. Calls come in reverse order: the search goes on from the
+  /// index that was found last.
+  bool comes_below(std::size_t use, std::size_t end) const {
     auto const& turns = program_->turns(PassKind::forward, at_.path);
     for (std::size_t step = 0; step < end; ++step) {
       found_ = (found_ == 0 || found_ > end ? end : found_) - 1;
@@ -500,18 +501,18 @@ class PassState {
           "discard_gradients()",
           rank_, what);
     auto const& uses = program_->turns(PassKind::forward, at_.path);
-    auto lowest = uses.size();  // the last place that backward has completed
+    auto lowest = uses.size();  // index of the last use that backward has completed
     for (std::size_t turn = 0; turn < done_; ++turn)
       if (!(*turns_)[turn].recomputes()) lowest = (*turns_)[turn].index_in_path;
-    std::vector<std::size_t> first(program_->units.size(), uses.size());  // place of each unit's first use
-    for (auto place = uses.size(); place-- > 0;) first[uses[place].unit] = place;
+    std::vector<std::size_t> first(program_->units.size(), uses.size());  // index of each unit's first use
+    for (auto index = uses.size(); index-- > 0;) first[uses[index].unit] = index;
     std::string done, missing;
-    for (auto place = uses.size(); place-- > 0;) {
-      if (first[uses[place].unit] != place) continue;
+    for (auto index = uses.size(); index-- > 0;) {
+      if (first[uses[index].unit] != index) continue;
       for (std::uint32_t u = 0; u < program_->units.size(); ++u) {
         auto const& unit = program_->units[u];
-        if ((unit.first == Unit::none ? u : unit.first) == uses[place].unit && !unit.frozen)
-          add_quoted(place >= lowest ? done : missing, unit.name);
+        if ((unit.first == Unit::none ? u : unit.first) == uses[index].unit && !unit.frozen)
+          add_quoted(index >= lowest ? done : missing, unit.name);
       }
     }
     bool const interrupted = stage_ == Stage::interrupted;
@@ -539,10 +540,10 @@ class PassState {
   std::string_view cut_;                 ///< why the end of the open use drops the pass; empty: it does not
   int evaluations_ = 0;                  ///< scopes that are open
   RunPosition at_;
-  std::uint32_t lowest_ = RunPosition::no_use;  ///< in the path: lowest one in a backward pass
-  mutable std::size_t found_ = 0;               ///< a place in the path: see is_placed_below
-  std::array<int, backward_changes> scopes_{};  ///< by BackwardChange: scopes that are open
-  FollowedPath* followed_ = nullptr;            ///< nullptr: passes that begin follow the declared order
+  std::uint32_t lowest_index_ = RunPosition::no_use;  ///< in the path: lowest one in a backward pass
+  mutable std::size_t found_ = 0;                     ///< an index in the path: see comes_below
+  std::array<int, backward_changes> scopes_{};        ///< by BackwardChange: scopes that are open
+  FollowedPath* followed_ = nullptr;                  ///< nullptr: passes that begin follow the declared order
   std::uint32_t backward_passes_ = 0;
   std::string_view writer_;           ///< of parameters that are incomplete: optimizer_step, "an import"; empty: none
   std::size_t to_update_ = 0;         ///< units that the step under way has not updated
@@ -756,18 +757,18 @@ class BasicRun : public Visiting, public Passes<Visiting> {
   [[gnu::cold]] void prepare() { Passes::prepare(program()); }
   /// Passes that begin now follow the path, until the next call: see [Note: Paths].
   void follow(std::size_t path) { path_.path = path; }
-  /// @param place  of the use in the path that is followed
-  [[gnu::cold]] void forward(std::size_t place) {
-    forward(program().turns(PassKind::forward, in_forward() ? at().path : path_.path)[place]);
+  /// @param index  of the use in the path that is followed
+  [[gnu::cold]] void forward(std::size_t index) {
+    forward(program().turns(PassKind::forward, in_forward() ? at().path : path_.path)[index]);
   }
   /// @param flags       of the pass; looked at when it begins
   /// @param recomputes  the use is recomputed
-  [[gnu::cold]] void backward(std::size_t place, BackwardFlags flags, bool recomputes = false) {
-    backward(program().turn(PassKind::backward, place, recomputes, at().path), flags);
+  [[gnu::cold]] void backward(std::size_t index, BackwardFlags flags, bool recomputes = false) {
+    backward(program().turn(PassKind::backward, index, recomputes, at().path), flags);
   }
   /// Runs a backward use of a pass without gradients. @param reshard  false: parameters stay unsharded
-  [[gnu::cold]] void frozen_backward(std::size_t place, bool reshard, bool recomputes = false) {
-    backward(program().turn(PassKind::frozen_backward, place, recomputes, at().path), {.reshard = reshard}, true);
+  [[gnu::cold]] void frozen_backward(std::size_t index, bool reshard, bool recomputes = false) {
+    backward(program().turn(PassKind::frozen_backward, index, recomputes, at().path), {.reshard = reshard}, true);
   }
   /// Measures the gradient norm.
   [[gnu::cold]] void norm() {

@@ -469,7 +469,7 @@ class BufferPlacer {
   /// Plans the gathers and drops of a path. @param most  raised to the numbers of shared slots that they use
   [[gnu::cold]] void plan_passes(PathPlan const& path, SizeClasses const& classes, PathBuffers& placed,
                                  std::vector<std::size_t>& most) const {
-    auto lists = path.ahead, lists_of_activations = path.ahead;
+    auto lists = path.ahead, frozen_lists = path.ahead;
     GatherWalk walk(plan_, path, classes), evaluated = walk, resident = walk;
     auto forward = walk.forward(PassKind::forward, lists.forward, true);
     // A pass that finds parameters of an earlier pass has fewer gathers. Nothing else changes.
@@ -482,8 +482,7 @@ class BufferPlacer {
     auto frozen_backward = walk;
     pass_of(placed, PassKind::backward) = walk.backward(PassKind::backward, lists);
     if (plan_.input.allow_frozen_parameters)
-      pass_of(placed, PassKind::frozen_backward) =
-          frozen_backward.backward(PassKind::frozen_backward, lists_of_activations);
+      pass_of(placed, PassKind::frozen_backward) = frozen_backward.backward(PassKind::frozen_backward, frozen_lists);
     pass_of(placed, PassKind::evaluation) = evaluated.forward(PassKind::evaluation, lists.forward, false);
     for (auto const* walked : {&walk, &evaluated, &frozen_backward}) walked->raise(most);
   }

@@ -65,8 +65,8 @@ inline std::string text_of(Program const& program, step::Operation const& operat
   };
   switch (operation.primitive) {
     case Primitive::open: {
-      bool const leases = cells.pool == Pool::gradient_slot || cells.pool == Pool::gradient;
-      return leases ? of_unit("open") + slot_name(program, cells) : std::string();
+      bool const is_printed = cells.pool == Pool::gradient_slot || cells.pool == Pool::gradient;
+      return is_printed ? of_unit("open") + slot_name(program, cells) : std::string();
     }
     case Primitive::close:
       return cells.pool == Pool::gather ? of_unit("close") + slot_name(program, cells) : std::string();

@@ -406,7 +406,7 @@ class OperationWriter {
     }
     reduce(to, u, wire, only_if(reduces));
   }
-  /// Recycles a slot: it may hold another unit's gradients.
+  /// Zeroes a slot: it may hold another unit's gradients.
   [[gnu::cold]] void zero_slot(Operations& to, std::uint32_t u, StreamKind stream, StepFlags when) const {
     auto const slot = placed_.gradient_slots[u];
     auto const& planned = buffers_.gradient_slots[slot];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank connects to rank 0, and both prove to each other that they belong to one run.
+// Ranks connect to rank 0, and both sides prove to each other that they belong to one run.
 #pragma once
 
 #include <poll.h>

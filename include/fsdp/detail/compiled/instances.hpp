@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Template instances that fsdp::compiled contains: a communicator, and engines over it.
 // [Note: Compiled once] Every file that includes the engine compiles it for itself. In a target that links
-// fsdp::compiled they see `extern template` instead for what one file more of that target has (detail/compiled/host.cpp):
+// fsdp::compiled they see `extern template` instead for what one file more of that target has (compiled/host.cpp):
 // ranks as threads on the host, in fp32; fsdp::compiled_mpi has MPI's processes. Other combinations are compiled as
 // without it. Modules are the user's, and what depends on their types stays in their files. That file is compiled with
 // the flags of the target, so that its arithmetic is that of the target's other files.
