@@ -96,7 +96,6 @@ class Snapshots {
     options.without_frozen = without_frozen;
     auto manifest = described_run(*engine_, state, options);
     auto own = own_slices(*engine_, state, manifest.without_frozen);
-    auto& world = engine_->world();
 
     SnapshotWord word;
     word.id = drawn_id();
