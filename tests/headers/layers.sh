@@ -9,6 +9,8 @@ failed=0
 complain() { echo "$1"; failed=1; }
 
 # file<space>included header, for our own includes
+declare -A former=()
+while read -r file; do former[fsdp/${file#./}]=1; done < <(grep -rl '^// A former path of' --include='*.hpp' .)
 mapfile -t edges < <(grep -rE '^ *# *include "' --include='*.hpp' $(grep -rL '^// A former path of' --include='*.hpp' .) | sed -E 's|^\./([^:]*):.*"([^"]*)".*|\1 \2|')
 ((${#edges[@]} > 20)) || complain "the search for includes finds almost nothing"
 declare -A face=()
@@ -49,7 +51,7 @@ rooms=
 for edge in "${edges[@]}"; do
   read -r file header <<<"$edge"
   [[ -e ../$header ]] || complain "$file includes $header, which does not exist (includes are written \"fsdp/...\")"
-  grep -q '^// A former path of' "../$header" && complain "$file includes $header, a former path"
+  [[ -z ${former[$header]:-} ]] || complain "$file includes $header, a former path"
   [[ $file != detail/* || $file == detail/*/* ]] || complain "$file lies in no room"
   from=$(room "$file") to=$(room "${header#fsdp/}")
   [[ $from == "$to" ]] && continue
