@@ -146,8 +146,9 @@ inline constexpr HardwareRange hardware_seconds{0, 1e6, "a number from 0 to 1e6"
 
 /// A value of a hardware file: name, kind, range.
 struct HardwareField {
+  using Member = double Hardware::*;  // nvcc writes the type itself with parentheses, of which g++ warns
   std::string_view name;
-  double Hardware::*member;
+  Member member;
   bool required;
   HardwareRange range;
 };
@@ -165,8 +166,9 @@ inline constexpr std::array hardware_fields{
     HardwareField{"jitter", &Hardware::jitter, false, hardware_seconds},
 };
 struct AlgorithmField {
+  using Member = Algorithm Hardware::*;
   std::string_view name;
-  Algorithm Hardware::*member;
+  Member member;
 };
 inline constexpr std::array algorithm_fields{AlgorithmField{"all_gather", &Hardware::all_gather},
                                              AlgorithmField{"reduce_scatter", &Hardware::reduce_scatter},
