@@ -49,7 +49,7 @@ measure() { # measure TREE CASE COMPILER LEVEL
   [[ -e $file ]] || return 0
   local defines=()
   if [[ $2 == *_lib ]]; then
-    [[ -e $tree/include/fsdp/detail/base/compiled.hpp ]] || return 0
+    [[ -e $tree/include/fsdp/compiled/host.cpp ]] || return 0
     defines=(-DFSDP_COMPILED=1)
   fi
   local command=("$3" -std=c++20 "$4" -I"$tree/include" -I"$tree/examples/mlp" -DFSDP_FMT_LIBRARY=1 "${defines[@]}" -c "$file" -o "$work/out.o")

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Former names compile for one version, and each warns: check.sh counts the warnings of the lines that end with `//
-// warns`.
+// Former names compile for one version. check.sh expects a warning in each line that ends with the comment "warns".
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host.hpp"
 #include "fsdp/local.hpp"
 
 void step_names(fsdp::Program& program) {
   fsdp::Facts flags = fsdp::plain_step;                 // warns
+  flags = fsdp::any_facts;                              // warns
   fsdp::Phase pass = fsdp::PassKind::forward;           // warns
   pass = fsdp::PassKind::activations;                   // warns
   fsdp::Program::Unit* const unit = &program.units[0];  // warns
@@ -28,7 +28,8 @@ void engine_names(E& engine) {
 void run(fsdp::Engine<fsdp::local::Communicator<fsdp::host::Device>>& engine, fsdp::Program& program) {
   step_names(program);
   engine_names(engine);
-  fsdp::TensorPlace const place = 0;                                        // warns
-  fsdp::Staging<fsdp::host::Device, float> const* const staging = nullptr;  // warns
-  static_cast<void>(place), static_cast<void>(staging);
+  fsdp::comm::Operation const call = fsdp::comm::CallDescription::exchange("texts");  // warns
+  fsdp::TensorPlace const place = 0;                                                  // warns
+  fsdp::Staging<fsdp::host::Device, float> const* const staging = nullptr;            // warns
+  static_cast<void>(call), static_cast<void>(place), static_cast<void>(staging);
 }

@@ -113,7 +113,8 @@ found=$(long_functions)
 while read -r file; do
   head -n 1 "$file" | grep -qx '// SPDX-License-Identifier: Apache-2.0' || complain "$file: the first line is not the licence"
   grep -q '^#pragma once$' "$file" || complain "$file: no #pragma once"
-  # Without version.hpp the macro of the namespace would be its name. As files form no circle, each one needs to reach another.
+  # Where version.hpp is not included, FSDP_VERSION_NAMESPACE is no macro, and names a namespace of its own, without an error.
+  # Files form no circle, so a header that includes any other of ours reaches version.hpp in the end.
   [[ $file == ./version.hpp ]] || ! grep -q FSDP_VERSION_NAMESPACE "$file" || grep -q '^#include "fsdp/' "$file" ||
     complain "$file: names the versioned namespace, and does not include fsdp/version.hpp"
 done < <(find . -name '*.hpp')
