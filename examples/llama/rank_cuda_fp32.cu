@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // run_rank on a GPU, in fp32.
+#include "fsdp/communicator.hpp"
 #include "fsdp/cuda.hpp"
 #include "llama/layers_cuda.hpp"
 #include "llama/rank.hpp"
-#include "transformer/launch/world.hpp"
 
 namespace transformer {
 
-template int run_rank<fsdp::Fp32>(World<fsdp::cuda::Device>, Job const&);
+template int run_rank<fsdp::Fp32>(fsdp::AnyCommunicator<fsdp::cuda::Device>, Job const&);
 
 }  // namespace transformer

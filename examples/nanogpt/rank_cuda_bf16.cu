@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // run_rank on a GPU, in bf16 with fp32 master weights.
+#include "fsdp/communicator.hpp"
 #include "fsdp/cuda.hpp"
 #include "layers_cuda.hpp"
 #include "rank.hpp"
-#include "transformer/launch/world.hpp"
 
 namespace transformer {
 
-template int run_rank<fsdp::Bf16>(World<fsdp::cuda::Device>, Job const&);
+template int run_rank<fsdp::Bf16>(fsdp::AnyCommunicator<fsdp::cuda::Device>, Job const&);
 
 }  // namespace transformer

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // run_rank on the host, in bf16 with fp32 master weights.
+#include "fsdp/communicator.hpp"
 #include "layers_host.hpp"
 #include "rank.hpp"
-#include "transformer/launch/world.hpp"
 
 namespace transformer {
 
-template int run_rank<fsdp::Bf16>(World<fsdp::host::Device>, Job const&);
+template int run_rank<fsdp::Bf16>(fsdp::AnyCommunicator<fsdp::host::Device>, Job const&);
 
 }  // namespace transformer

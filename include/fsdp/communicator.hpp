@@ -3,7 +3,12 @@
 // rank 0, which answers all. The concept of communicators is in concepts.hpp.
 #pragma once
 
+#include <array>
+#include <concepts>
 #include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -11,36 +16,7 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
-
-namespace fsdp::inline FSDP_VERSION_NAMESPACE {
-
-/// The world of ranks, which engines divide by their strategies. Must outlive them.
-template <Communicator C>
-class Mesh {
- public:
-  using Comm = C;
-
-  explicit Mesh(C world) : world_(std::move(world)) {}
-
-  C& world() { return world_; }
-  int rank() const { return world_.rank(); }
-  int size() const { return world_.size(); }
-  typename C::Device const& device() const { return world_.device(); }
-
-  /// Numbers the engines of this mesh from 1, in the order in which they are made: ranks compare the numbers when they
-  /// seal. Used by Engine.
-  int number_engine() { return ++engines_; }
-  /// Frees the number of an engine that was never sealed, if no other engine was made after it.
-  void forget_engine(int number) {
-    if (number == engines_) --engines_;
-  }
-
- private:
-  C world_;
-  int engines_ = 0;
-};
-
-}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE
+#include "fsdp/tensor.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::comm {
 
@@ -77,3 +53,258 @@ inline std::string first_text(std::vector<std::string> const& texts) {
 inline std::string no_text(std::vector<std::string> const& /*texts*/) { return {}; }
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::comm
+
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
+
+/// A collective of an AnyCommunicator.
+struct Transfer {
+  enum class Kind : std::uint8_t { all_gather, reduce_scatter, all_reduce, all_reduce_mean, broadcast };
+  Kind kind{};
+  DType type{};
+  void const* send = nullptr;
+  void* recv = nullptr;
+  std::size_t count = 0;  ///< elements, as the caller gives them
+  int root = 0;           ///< of a broadcast
+};
+
+/// A communicator whose kind is chosen at run time: threads, MPI or NCCL, or one of your own. Engines over it are
+/// compiled once for all kinds of one device.
+///
+///     AnyCommunicator<host::Device> world = threads ? AnyCommunicator(std::move(local)) :
+///     AnyCommunicator(std::move(mpi));
+///
+/// It models Communicator, and hands every call on. The contracts (who may read what when, what blocks, what is
+/// collective, what is thrown) are those of the communicator that it holds. All optional members are there: it says at
+/// run time which ones its communicator has (registers_memory, takes_means, completes_in_order, sums).
+template <Device D>
+class AnyCommunicator {
+ public:
+  using Device = D;
+  using Stream = typename D::Stream;
+
+  AnyCommunicator() = delete;
+  /// Takes over `communicator`.
+  template <Communicator C>
+  requires(std::same_as<typename C::Device, D> && !std::same_as<C, AnyCommunicator>)
+      AnyCommunicator(C communicator)  // NOLINT(google-explicit-constructor): any communicator is one
+      : held_(std::make_unique<Holder<C>>(std::move(communicator))) {}
+
+  int rank() const { return held_->rank; }
+  int size() const { return held_->size; }
+  Device const& device() const { return held_->device(); }
+  AnyCommunicator split(int color, int key, std::string_view name) {
+    return AnyCommunicator(held_->split(color, key, name));
+  }
+  void* allocate(std::size_t bytes) { return held_->allocate(bytes); }
+  void deallocate(void* memory, std::size_t bytes) noexcept { held_->deallocate(memory, bytes); }
+  void register_memory(void* memory, std::size_t bytes) { held_->register_memory(memory, bytes); }
+
+  template <class T>
+  Ticket all_gather(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
+    return held_->collective(stream, {Transfer::Kind::all_gather, dtype_of<T>, send, recv, count}, label);
+  }
+  template <class T>
+  Ticket reduce_scatter(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
+    return held_->collective(stream, {Transfer::Kind::reduce_scatter, dtype_of<T>, send, recv, count}, label);
+  }
+  template <class T>
+  Ticket all_reduce(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
+    return held_->collective(stream, {Transfer::Kind::all_reduce, dtype_of<T>, send, recv, count}, label);
+  }
+  Ticket all_reduce_mean(Stream& stream, float const* send, float* recv, std::size_t count, Label label) {
+    return held_->collective(stream, {Transfer::Kind::all_reduce_mean, DType::f32, send, recv, count}, label);
+  }
+  template <class T>
+  Ticket broadcast(Stream& stream, T* data, std::size_t count, int root, Label label) {
+    return held_->collective(stream, {Transfer::Kind::broadcast, dtype_of<T>, data, data, count, root}, label);
+  }
+  void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) { held_->wait_for_peers(stream, ticket, site); }
+
+  std::vector<std::string> exchange(std::string const& text, std::string_view what) {
+    return held_->exchange(text, what);
+  }
+  template <class Answer>
+  std::string consult(std::string const& text, std::string_view what, Answer const& answer) {
+    auto const call = [&](std::vector<std::string> const& texts) { return answer(texts); };
+    return held_->consult(text, what, {&call, [](void const* of, std::vector<std::string> const& texts) {
+                                         return (*static_cast<decltype(call) const*>(of))(texts);
+                                       }});
+  }
+  void note_failure(Failure const& why) noexcept { held_->note_failure(why); }
+  void leave_failure(Failure const& why) noexcept { held_->leave_failure(why); }
+  void keep_end(int engine, std::string_view history) noexcept { held_->keep_end(engine, history); }
+
+  bool registers_memory() const { return held_->traits.registers_memory; }
+  bool takes_means() const { return held_->traits.takes_means; }
+  bool completes_in_order() const { return held_->traits.completes_in_order; }
+  /// Whether reduce_scatter and all_reduce take elements of this type.
+  bool sums(DType type) const { return (held_->traits.sums >> static_cast<unsigned>(type) & 1u) != 0; }
+
+ private:
+  struct Traits {
+    bool registers_memory, takes_means, completes_in_order;
+    std::uint8_t sums;  ///< a bit for each DType
+  };
+  /// A function of the caller's, which outlives the call.
+  struct Answerer {
+    void const* answer;
+    std::string (*call)(void const*, std::vector<std::string> const&);
+    std::string operator()(std::vector<std::string> const& texts) const { return call(answer, texts); }
+  };
+  struct Held {
+    Held(int own_rank, int ranks, Traits of) : rank(own_rank), size(ranks), traits(of) {}
+    Held(Held const&) = delete;
+    Held& operator=(Held const&) = delete;
+    virtual ~Held() = default;
+    virtual D const& device() const = 0;
+    virtual std::unique_ptr<Held> split(int color, int key, std::string_view name) = 0;
+    virtual void* allocate(std::size_t bytes) = 0;
+    virtual void deallocate(void* memory, std::size_t bytes) noexcept = 0;
+    virtual void register_memory(void* memory, std::size_t bytes) = 0;
+    virtual Ticket collective(Stream& stream, Transfer const& transfer, Label label) = 0;
+    virtual void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) = 0;
+    virtual std::vector<std::string> exchange(std::string const& text, std::string_view what) = 0;
+    virtual std::string consult(std::string const& text, std::string_view what, Answerer answer) = 0;
+    virtual void note_failure(Failure const& why) noexcept = 0;
+    virtual void leave_failure(Failure const& why) noexcept = 0;
+    virtual void keep_end(int engine, std::string_view history) noexcept = 0;
+
+    int const rank, size;
+    Traits const traits;
+  };
+
+  template <class C, class T>
+  static constexpr bool sums_of = requires(C& comm, Stream& stream, T const* send, T* recv, std::size_t n,
+                                           Label label) {
+    { comm.reduce_scatter(stream, send, recv, n, label) } -> std::same_as<Ticket>;
+    { comm.all_reduce(stream, send, recv, n, label) } -> std::same_as<Ticket>;
+  };
+  template <class C>
+  static constexpr Traits traits_of(C const& comm) {
+    auto const bit = [](bool some, DType type) { return some ? 1u << static_cast<unsigned>(type) : 0u; };
+    return {RegistersMemory<C>, TakesMeans<C>, order_among_peers(comm),
+            static_cast<std::uint8_t>(bit(true, DType::f32) | bit(sums_of<C, bf16>, DType::bf16) |
+                                      bit(sums_of<C, fp16>, DType::f16))};
+  }
+
+  template <class C>
+  struct Holder final : Held {
+    explicit Holder(C communicator)
+        : Held(communicator.rank(), communicator.size(), traits_of(communicator)), comm(std::move(communicator)) {}
+    D const& device() const override { return comm.device(); }
+    std::unique_ptr<Held> split(int color, int key, std::string_view name) override {
+      return std::make_unique<Holder>(comm.split(color, key, name));
+    }
+    void* allocate(std::size_t bytes) override { return comm.allocate(bytes); }
+    void deallocate(void* memory, std::size_t bytes) noexcept override { comm.deallocate(memory, bytes); }
+    void register_memory([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) override {
+      if constexpr (RegistersMemory<C>) comm.register_memory(memory, bytes);
+    }
+    Ticket collective(Stream& stream, Transfer const& transfer, Label label) override {
+      switch (transfer.type) {
+        case DType::f32: return collective_of<float>(stream, transfer, label);
+        case DType::f64: return collective_of<double>(stream, transfer, label);
+        case DType::bf16: return collective_of<bf16>(stream, transfer, label);
+        case DType::f16: return collective_of<fp16>(stream, transfer, label);
+        case DType::i64: break;
+      }
+      refuse(transfer);
+    }
+    void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) override {
+      comm.wait_for_peers(stream, ticket, site);
+    }
+    std::vector<std::string> exchange(std::string const& text, std::string_view what) override {
+      return comm.exchange(text, what);
+    }
+    std::string consult(std::string const& text, std::string_view what, Answerer answer) override {
+      return comm::consult(comm, text, what, answer);
+    }
+    void note_failure([[maybe_unused]] Failure const& why) noexcept override {
+      if constexpr (requires { comm.note_failure(why); }) comm.note_failure(why);
+    }
+    void leave_failure([[maybe_unused]] Failure const& why) noexcept override {
+      if constexpr (requires { comm.leave_failure(why); })
+        comm.leave_failure(why);
+      else
+        std::fprintf(stderr, "fsdp: rank %d: %s\n", this->rank, why.text.c_str());
+    }
+    void keep_end([[maybe_unused]] int engine, [[maybe_unused]] std::string_view history) noexcept override {
+      if constexpr (KeepsEnds<C>) comm.keep_end(engine, history);
+    }
+
+   private:
+    template <class T>
+    Ticket collective_of(Stream& stream, Transfer const& t, Label label) {
+      auto const* const send = static_cast<T const*>(t.send);
+      auto* const recv = static_cast<T*>(t.recv);
+      switch (t.kind) {
+        case Transfer::Kind::all_gather:
+          if constexpr (requires { comm.all_gather(stream, send, recv, t.count, label); })
+            return comm.all_gather(stream, send, recv, t.count, label);
+          break;
+        case Transfer::Kind::reduce_scatter:
+          if constexpr (requires { comm.reduce_scatter(stream, send, recv, t.count, label); })
+            return comm.reduce_scatter(stream, send, recv, t.count, label);
+          break;
+        case Transfer::Kind::all_reduce:
+          if constexpr (requires { comm.all_reduce(stream, send, recv, t.count, label); })
+            return comm.all_reduce(stream, send, recv, t.count, label);
+          break;
+        case Transfer::Kind::all_reduce_mean:
+          if constexpr (requires { comm.all_reduce_mean(stream, send, recv, t.count, label); })
+            return comm.all_reduce_mean(stream, send, recv, t.count, label);
+          break;
+        case Transfer::Kind::broadcast:
+          if constexpr (requires { comm.broadcast(stream, recv, t.count, t.root, label); })
+            return comm.broadcast(stream, recv, t.count, t.root, label);
+          break;
+      }
+      refuse(t);
+    }
+    [[noreturn, gnu::cold]] void refuse(Transfer const& t) const {
+      fail<UsageError>("rank {}: the communicator has no {} of {}", this->rank, name(t.kind), fsdp::name(t.type));
+    }
+
+    C comm;
+  };
+
+  static constexpr std::string_view name(Transfer::Kind kind) {
+    constexpr std::array<std::string_view, 5> names{"all_gather", "reduce_scatter", "all_reduce", "all_reduce_mean",
+                                                    "broadcast"};
+    return names[static_cast<std::size_t>(kind)];
+  }
+
+  explicit AnyCommunicator(std::unique_ptr<Held> held) : held_(std::move(held)) {}
+
+  std::unique_ptr<Held> held_;
+};
+template <Communicator C>
+AnyCommunicator(C) -> AnyCommunicator<typename C::Device>;
+
+/// The world of ranks, which engines divide by their strategies. Must outlive them.
+template <Communicator C>
+class Mesh {
+ public:
+  using Comm = C;
+
+  explicit Mesh(C world) : world_(std::move(world)) {}
+
+  C& world() { return world_; }
+  int rank() const { return world_.rank(); }
+  int size() const { return world_.size(); }
+  typename C::Device const& device() const { return world_.device(); }
+
+  /// Numbers the engines of this mesh from 1, in the order in which they are made: ranks compare the numbers when they
+  /// seal. Used by Engine.
+  int number_engine() { return ++engines_; }
+  /// Frees the number of an engine that was never sealed, if no other engine was made after it.
+  void forget_engine(int number) {
+    if (number == engines_) --engines_;
+  }
+
+ private:
+  C world_;
+  int engines_ = 0;
+};
+
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

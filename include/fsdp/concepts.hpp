@@ -109,9 +109,13 @@ concept Communicator =
 
 /// Whether a collective that completes says that peers have ended the ones before it: see Communicator.
 template <class C>
-constexpr bool order_among_peers() {
-  if constexpr (requires { C::completes_in_order; }) return C::completes_in_order;
-  return true;
+constexpr bool order_among_peers(C const& comm) {
+  if constexpr (requires { comm.completes_in_order(); })
+    return comm.completes_in_order();
+  else if constexpr (requires { C::completes_in_order; })
+    return C::completes_in_order;
+  else
+    return true;
 }
 
 /// A communicator that must be told in advance which memory its collectives move. An engine allocates on the world, and
@@ -121,6 +125,16 @@ concept RegistersMemory = Communicator<C> && requires(C& comm, void* memory, std
   { comm.register_memory(memory, bytes) };                  // what allocate(bytes) gave, here or on what this was split from; collective
 };
 
+/// Whether the ranks of a communicator meet to register memory. AnyCommunicator takes the call for all, and says whether
+/// the communicator that it holds does.
+template <class C>
+constexpr bool registers_memory(C const& comm) {
+  if constexpr (requires { comm.registers_memory(); })
+    return comm.registers_memory();
+  else
+    return RegistersMemory<C>;
+}
+
 /// A communicator that takes the mean over ranks itself, in the passes over memory that the sum takes: what all_reduce
 /// gives, times 1.0f / size(), rounded once more. Of others, engines multiply the sum in a pass of its own; the bits are
 /// the same.
@@ -129,6 +143,15 @@ concept TakesMeans = Communicator<C> && requires(C& comm, typename C::Device::St
                                                  std::size_t count, Label label) {
   { comm.all_reduce_mean(stream, send, recv, count, label) } -> std::same_as<Ticket>;
 };
+
+/// Whether a communicator that TakesMeans does so for what it holds: AnyCommunicator may hold one that does not.
+template <class C>
+constexpr bool takes_means(C const& comm) {
+  if constexpr (requires { comm.takes_means(); })
+    return comm.takes_means();
+  else
+    return TakesMeans<C>;
+}
 
 /// A communicator that keeps what an engine was doing last when it ends, for the end of the run, which compares it over
 /// the ranks of the communicator. Not collective, and does not throw.

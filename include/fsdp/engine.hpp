@@ -109,7 +109,7 @@ struct EngineCore {
     bool alone = false;  // peers wait for this rank in expect_all_sealed
     try {
       split_communicators();
-      alone = !RegistersMemory<C>;  // else they wait for it to register memory
+      alone = !registers_memory(mesh->world());  // else they wait for it to register memory
       storage.allocate(mesh->world(), declared.units(), program, fsdp::memory_plan(program, input));
       storage.register_memory(executor, scalar_comm);
       alone = true;
@@ -328,8 +328,7 @@ struct EngineCore {
   MemoryPlanInput input;  ///< input of `program`
   Program program;
 
-  Executor<C, P> executor{device,         where.rank, streams, account, history, declared.options().passes_ahead,
-                          declared.wire()};
+  Executor<C, P> executor{mesh->world(), streams, account, history, declared.options().passes_ahead, declared.wire()};
   Streams<Device> streams;  // after everything that its work uses: joined first
   Stream* compute;
   StreamFailures<Device> failures{streams};

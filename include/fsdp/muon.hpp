@@ -192,7 +192,7 @@ class Muon {
     auto *const gathered = buffers_.gathered.template as<float>(), *const moves = buffers_.moves.template as<float>();
     // Collectives that compute waits for say that peers have ended those before them: a unit's gather of the last
     // scatter, its scatter of that gather. A unit that is not shared has none.
-    bool const told = shared && order_among_peers<typename E::Comm>();
+    bool const told = shared && order_among_peers(engine.world());
     if (!told) wait_for_peers(buffers_.gather);
     state_.for_each_part(unit, [&](auto const& part) {
       kernels::muon_momentum(device, compute, part.chunks, part.chunk_count, part.step,

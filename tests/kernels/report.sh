@@ -50,12 +50,12 @@ else
 #include "fsdp/cuda.hpp"
 #include "layers_cuda.hpp"
 #include "rank.hpp"
-#include "transformer/launch/world.hpp"
+#include "fsdp/communicator.hpp"
 namespace transformer {
 using Gpu = fsdp::cuda::Device;
-template int run_rank<fsdp::Fp32>(World<Gpu>, Job const&);
-template int run_rank<fsdp::Bf16>(World<Gpu>, Job const&);
-template World<Gpu> World<Gpu>::of(fsdp::local::Communicator<Gpu>);
+template int run_rank<fsdp::Fp32>(fsdp::AnyCommunicator<Gpu>, Job const&);
+template int run_rank<fsdp::Bf16>(fsdp::AnyCommunicator<Gpu>, Job const&);
+template fsdp::AnyCommunicator<Gpu>::AnyCommunicator(fsdp::local::Communicator<Gpu>);
 }  // namespace transformer
 EOF
   for architecture in "${architectures[@]}"; do

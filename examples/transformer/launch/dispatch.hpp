@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/communicator.hpp"
 #include "fsdp/host.hpp"
 #include "fsdp/local.hpp"
 #include "transformer/launch/job.hpp"
-#include "transformer/launch/world.hpp"
 
 namespace transformer {
 
@@ -26,7 +26,7 @@ inline constexpr bool computes_in_bf16<fsdp::host::Device> = false;
 /// Runs this rank in the type that the job names. @return as run_rank
 /// @note Collective: yes.
 template <class Device>
-int dispatch(World<Device> world, Job const& job) {
+int dispatch(fsdp::AnyCommunicator<Device> world, Job const& job) {
   if constexpr (computes_in_bf16<Device>) {
     if (job.dtype == "bfloat16") return run_rank<fsdp::Bf16>(std::move(world), job);
   }
@@ -39,7 +39,7 @@ int run_threads(Job const& job, Device const& device) {
   std::vector<int> codes(static_cast<std::size_t>(job.settings.ranks), EXIT_FAILURE);
   fsdp::local::run(static_cast<int>(job.settings.ranks), device, [&](fsdp::local::Communicator<Device> ranks) {
     auto& code = codes[static_cast<std::size_t>(ranks.rank())];
-    code = dispatch(World<Device>::of(std::move(ranks)), job);
+    code = dispatch(fsdp::AnyCommunicator<Device>(std::move(ranks)), job);
   });
   return *std::max_element(codes.begin(), codes.end());
 }

@@ -66,7 +66,8 @@ int run_process(Control& control, WorldKind kind, std::vector<int> const& nodes,
   if (auto const host = nccl_host(gpus, control.rank()); !host.empty()) ::setenv("NCCL_HOSTID", host.c_str(), 1);
   fsdp::nccl::Options options;
   options.timeout = collective_timeout(job.settings);
-  return dispatch(World<fsdp::cuda::Device>::of(fsdp::nccl::Communicator::from(control, *device, options)), job);
+  return dispatch(fsdp::AnyCommunicator<fsdp::cuda::Device>(fsdp::nccl::Communicator::from(control, *device, options)),
+                  job);
 }
 
 }  // namespace
@@ -77,7 +78,7 @@ std::string nccl_version() {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
-int run_gpu_process(World<fsdp::host::Device>& control, std::vector<int> const& nodes, Job job) {
+int run_gpu_process(fsdp::AnyCommunicator<fsdp::host::Device>& control, std::vector<int> const& nodes, Job job) {
   return run_process(control, WorldKind::nccl_by_mpi, nodes, local_place(nodes, control.rank()), std::move(job));
 }
 

@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/communicator.hpp"
 #include "fsdp/host.hpp"
 #include "transformer/launch/environment.hpp"
 #include "transformer/launch/job.hpp"
-#include "transformer/launch/world.hpp"
 
 namespace transformer {
 
@@ -28,7 +28,7 @@ int run_gpu_threads(Job const& job);
 /// @param nodes    for each rank, something that ranks of one machine have in common
 /// @return the exit code; usage_error on every rank if one of them has no GPU of its own, after rank 0 has said so
 /// @note Collective: yes. In programs that were built with NCCL.
-int run_gpu_process(World<fsdp::host::Device>& control, std::vector<int> const& nodes, Job job);
+int run_gpu_process(fsdp::AnyCommunicator<fsdp::host::Device>& control, std::vector<int> const& nodes, Job job);
 
 /// Runs this process as one rank over NCCL, for ranks that find each other by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR
 /// and MASTER_PORT.

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/communicator.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host.hpp"
 #include "transformer/launch/cores.hpp"
@@ -34,7 +35,6 @@
 #include "transformer/launch/machine.hpp"
 #include "transformer/launch/refusals.hpp"
 #include "transformer/launch/stop_vote.hpp"
-#include "transformer/launch/world.hpp"
 #include "transformer/math/blas.hpp"
 #include "transformer/math/fp32_products.hpp"
 #include "transformer/report/metrics.hpp"
@@ -241,8 +241,8 @@ int run_under_mpi(Job& job, WorldKind kind, Launch const& launch, CommandLine li
     job.threads = threads_of(job.settings, environment);
     fsdp::mpi::Options options;
     options.timeout = collective_timeout(job.settings);
-    auto world =
-        World<fsdp::host::Device>::of(fsdp::mpi::Communicator(environment, fsdp::host::Device{job.threads}, options));
+    auto world = fsdp::AnyCommunicator<fsdp::host::Device>(
+        fsdp::mpi::Communicator(environment, fsdp::host::Device{job.threads}, options));
     try {
       expect_same_device(world, job);
       take_fastest_type(job, [&](std::string const& mine) { return world.exchange(mine, "rates of products"); });

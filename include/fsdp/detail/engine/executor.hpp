@@ -61,13 +61,15 @@ struct GradientSums {
   }
   /// The operations for a type that fp32 gradients may be rounded to.
   /// @throws ConfigError if the communicator sums no such elements
-  [[gnu::cold]] static GradientSums narrow(DType type, int rank) {
+  [[gnu::cold]] static GradientSums narrow(DType type, C const& world) {
+    bool takes = true;
+    if constexpr (requires { world.sums(type); }) takes = world.sums(type);
     if constexpr (Sums<C, bf16>)
-      if (type == DType::bf16) return rounded_to<bf16>();
+      if (takes && type == DType::bf16) return rounded_to<bf16>();
     if constexpr (Sums<C, fp16>)
-      if (type == DType::f16) return rounded_to<fp16>();
-    fail<ConfigError>("rank {}: reduce_dtype {}: the communicator's reduce_scatter and all_reduce do not take {}", rank,
-                      fsdp::name(type), fsdp::name(type));
+      if (takes && type == DType::f16) return rounded_to<fp16>();
+    fail<ConfigError>("rank {}: reduce_dtype {}: the communicator's reduce_scatter and all_reduce do not take {}",
+                      world.rank(), fsdp::name(type), fsdp::name(type));
   }
 
  private:
@@ -119,14 +121,14 @@ class Executor {
   /// @param passes_ahead  see EngineOptions
   /// @param wire          the type that fp32 gradients are rounded to for the sum over ranks; not set: none
   /// @throws ConfigError if the communicator does not sum this type
-  [[gnu::cold]] Executor(D const& device, int rank, Streams<D>& streams, MemoryAccount& account, History& history,
+  [[gnu::cold]] Executor(C const& world, Streams<D>& streams, MemoryAccount& account, History& history,
                          int passes_ahead, std::optional<DType> wire)
-      : device_(device),
+      : device_(world.device()),
         streams_(&streams),
         account_(&account),
         history_(&history),
-        rounded_(wire ? Sums::narrow(*wire, rank) : Sums{}),
-        waits_(device, streams, groups_) {
+        rounded_(wire ? Sums::narrow(*wire, world) : Sums{}),
+        waits_(device_, streams, groups_) {
     for (int pass = 0; pass < passes_ahead; ++pass) begun_.push_back(device_.make_event());
   }
 

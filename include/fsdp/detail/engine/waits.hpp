@@ -168,7 +168,9 @@ class Waits {
 
   /// @param program  must outlive the waits
   [[gnu::cold]] void prepare(Program const& program) {
-    hazards_ = step::Hazards(program.buffers, order_among_peers<C>());
+    bool ordered = true;
+    for (auto const& comm : *groups_) ordered = ordered && (!comm || order_among_peers(*comm));
+    hazards_ = step::Hazards(program.buffers, ordered);
     for (std::size_t stream = 0; stream < stream_kinds; ++stream) {
       auto& events = events_[stream] = {};
       // Room for the events of two steps, and for 8 late ones.

@@ -177,13 +177,12 @@ template <Communicator C>
 Ticket all_reduce_mean(C& comm, typename C::Device::Stream& stream, float const* send, float* recv, std::size_t count,
                        Label label) {
   if constexpr (TakesMeans<C>) {
-    return comm.all_reduce_mean(stream, send, recv, count, label);
-  } else {
-    auto const ticket = comm.all_reduce(stream, send, recv, count, label);
-    if (send == recv) comm.wait_for_peers(stream, ticket, WaitSite::replicate_peers_read);
-    scale(comm.device(), stream, recv, static_cast<std::int64_t>(count), mean_factor(comm.size()));
-    return ticket;
+    if (takes_means(comm)) return comm.all_reduce_mean(stream, send, recv, count, label);
   }
+  auto const ticket = comm.all_reduce(stream, send, recv, count, label);
+  if (send == recv) comm.wait_for_peers(stream, ticket, WaitSite::replicate_peers_read);
+  scale(comm.device(), stream, recv, static_cast<std::int64_t>(count), mean_factor(comm.size()));
+  return ticket;
 }
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::kernels

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// World hands every call on to the communicator that it holds, as it came, and gives back what that one gave.
+// AnyCommunicator hands every call on to the communicator that it holds, as it came, and gives back what that one gave.
 // skip-tsan
-#include "transformer/launch/world.hpp"
-
 #include <fmt/format.h>
 
 #include <cstddef>
@@ -12,7 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/communicator.hpp"
 #include "fsdp/detail/engine/executor.hpp"
+#include "fsdp/error.hpp"
 #include "fsdp/host.hpp"
 #include "fsdp/tensor.hpp"
 #include "tests/catch.hpp"
@@ -21,7 +21,7 @@ namespace {
 
 using fsdp::Label;
 using fsdp::Ticket;
-using World = transformer::World<fsdp::host::Device>;
+using World = fsdp::AnyCommunicator<fsdp::host::Device>;
 
 template <class T>
 constexpr std::string_view type_name = fsdp::name(fsdp::dtype_of<T>);
@@ -73,6 +73,14 @@ class Noted {
     note("exchange {} {}", text, what);
     return {"mine", text};
   }
+  template <class Answer>
+  std::string consult(std::string const& text, std::string_view what, Answer const& answer) {
+    note("consult {} {}", text, what);
+    return answer(std::vector<std::string>{"first", text});
+  }
+  void note_failure(fsdp::Failure const& why) noexcept { note("failure {}", why.text.c_str()); }
+  void leave_failure(fsdp::Failure const& why) noexcept { note("left {}", why.text.c_str()); }
+  void keep_end(int engine, std::string_view history) noexcept { note("end {} {}", engine, history); }
 
  private:
   template <class... Args>
@@ -92,15 +100,43 @@ class Noted {
   int memory_ = 0;
 };
 
-static_assert(fsdp::Communicator<World>);
-// It takes what it has: engines ask before they round gradients to anything else.
-static_assert(fsdp::detail::Sums<World, fsdp::bf16> && !fsdp::detail::Sums<World, fsdp::fp16>);
+static_assert(fsdp::Communicator<World> && fsdp::RegistersMemory<World> && fsdp::TakesMeans<World> &&
+              fsdp::KeepsEnds<World>);
+
+/// The least communicator: fp32 alone, and none of the optional members.
+class Least {
+ public:
+  using Device = fsdp::host::Device;
+  using Stream = Device::Stream;
+  static constexpr bool completes_in_order = false;
+
+  int rank() const { return 0; }
+  int size() const { return 1; }
+  Device const& device() const { return device_; }
+  Least split(int, int, std::string_view) { return {}; }
+  void* allocate(std::size_t) { return nullptr; }
+  void deallocate(void*, std::size_t) noexcept {}
+  Ticket all_gather(Stream&, float const*, float*, std::size_t, Label) { return {1}; }
+  Ticket reduce_scatter(Stream&, float const*, float*, std::size_t, Label) { return {2}; }
+  Ticket all_reduce(Stream&, float const*, float*, std::size_t, Label) { return {3}; }
+  Ticket all_reduce(Stream&, double const*, double*, std::size_t, Label) { return {4}; }
+  Ticket broadcast(Stream&, float*, std::size_t, int, Label) { return {5}; }
+  void wait_for_peers(Stream&, Ticket, fsdp::WaitSite) {}
+  std::vector<std::string> exchange(std::string const& text, std::string_view) { return {text}; }
+
+ private:
+  Device device_;
+};
+static_assert(fsdp::Communicator<Least>);
 
 }  // namespace
 
-TEST_CASE("a world hands every call on, and gives back what it got", "[nanogpt]") {
+TEST_CASE("any communicator hands every call on, and gives back what it got") {
   std::vector<std::string> notes;
-  auto world = World::of(Noted(notes, "whole"));
+  World world = Noted(notes, "whole");
+  CHECK((world.registers_memory() && world.takes_means() && world.completes_in_order()));
+  CHECK((world.sums(fsdp::DType::f32) && world.sums(fsdp::DType::bf16) && world.sums(fsdp::DType::f16)));
+  CHECK_FALSE(world.sums(fsdp::DType::i64));
   auto stream = world.device().make_stream("s", fsdp::StreamPriority::normal);
   Label const label{"unit", "pass", "since"};
   CHECK(world.rank() == 5);
@@ -142,6 +178,14 @@ TEST_CASE("a world hands every call on, and gives back what it got", "[nanogpt]"
   expected.push_back(fmt::format("whole: wait s 9 {}", fsdp::name(fsdp::WaitSite::collective_peer_ready)));
   CHECK(world.exchange("text", "what") == std::vector<std::string>{"mine", "text"});
   expected.push_back("whole: exchange text what");
+  CHECK(world.consult("text", "what", [](std::vector<std::string> const& texts) { return texts[0] + texts[1]; }) ==
+        "firsttext");
+  CHECK(fsdp::comm::consult(world, "text", "what", fsdp::comm::text_of_first) == "first");
+  expected.insert(expected.end(), 2, "whole: consult text what");
+  fsdp::Failure why;
+  why.text = "why";
+  world.note_failure(why), world.leave_failure(why), world.keep_end(3, "history");
+  expected.insert(expected.end(), {"whole: failure why", "whole: left why", "whole: end 3 history"});
   void* const memory = world.allocate(11);
   expected.push_back("whole: allocate 11");
   world.register_memory(memory, 10);
@@ -159,13 +203,32 @@ TEST_CASE("a world hands every call on, and gives back what it got", "[nanogpt]"
   CHECK(notes == expected);
 }
 
-TEST_CASE("what a communicator does not sum is refused by name", "[nanogpt]") {
-  std::string message;
-  try {
-    static_cast<void>(fsdp::detail::GradientSums<World>::narrow(fsdp::DType::f16, 3));
-  } catch (fsdp::ConfigError const& error) {
-    message = error.what();
-  }
-  CHECK(message == "rank 3: reduce_dtype fp16: the communicator's reduce_scatter and all_reduce do not take fp16");
-  CHECK(fsdp::detail::GradientSums<World>::narrow(fsdp::DType::bf16, 3).round != nullptr);
+TEST_CASE("any communicator says what its communicator lacks, and refuses it by name") {
+  World world = Least{};
+  CHECK_FALSE((world.registers_memory() || world.takes_means() || world.completes_in_order()));
+  CHECK((world.sums(fsdp::DType::f32) && !world.sums(fsdp::DType::bf16) && !world.sums(fsdp::DType::f16)));
+  CHECK_FALSE((fsdp::registers_memory(world) || fsdp::takes_means(world) || fsdp::order_among_peers(world)));
+  world.register_memory(nullptr, 1), world.keep_end(1, ""), world.note_failure({});
+  CHECK(world.consult("text", "what", fsdp::comm::first_text) == "text");
+
+  auto const refusal = [](auto const& act) {
+    try {
+      act();
+    } catch (fsdp::Error const& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing was refused");
+  };
+  auto stream = world.device().make_stream("s", fsdp::StreamPriority::normal);
+  fsdp::bf16 narrow{};
+  CHECK(refusal([&] { world.all_gather(stream, &narrow, &narrow, 1, {}); }) ==
+        "rank 0: the communicator has no all_gather of bf16");
+  double wide{};
+  CHECK(refusal([&] { world.broadcast(stream, &wide, 1, 0, {}); }) ==
+        "rank 0: the communicator has no broadcast of fp64");
+  CHECK(refusal([&] { fsdp::detail::GradientSums<World>::narrow(fsdp::DType::f16, world); }) ==
+        "rank 0: reduce_dtype fp16: the communicator's reduce_scatter and all_reduce do not take fp16");
+  std::vector<std::string> notes;
+  World const whole = Noted(notes, "whole");
+  CHECK(fsdp::detail::GradientSums<World>::narrow(fsdp::DType::f16, whole).round != nullptr);
 }
