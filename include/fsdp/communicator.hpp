@@ -206,9 +206,9 @@ class AnyCommunicator {
         case DType::f64: return collective_of<double>(stream, transfer, label);
         case DType::bf16: return collective_of<bf16>(stream, transfer, label);
         case DType::f16: return collective_of<fp16>(stream, transfer, label);
-        case DType::i64: break;
+        case DType::i64: return collective_of<std::int64_t>(stream, transfer, label);
       }
-      refuse(transfer);
+      refuse(transfer);  // no type
     }
     void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) override {
       comm.wait_for_peers(stream, ticket, site);

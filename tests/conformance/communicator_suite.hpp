@@ -360,7 +360,7 @@ struct CommunicatorSuite {
   /// again without wait_for_peers. With seeded delays, on one stream.
   static void order_among_peers() {
     on_ranks([](R& r) {
-      if constexpr (fsdp::order_among_peers<C>())
+      if (fsdp::order_among_peers(r.comm))
         for (std::uint64_t seed = 1; seed <= 3; ++seed) refilled(r, seed);
     });
   }

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/communicator.hpp"
 #include "fsdp/detail/mpi/sums.hpp"
 #include "fsdp/host.hpp"
 #include "fsdp/local.hpp"
@@ -33,9 +34,23 @@ struct LocalHost {
   }
 };
 
+/// The same, behind a communicator that is chosen at run time.
+struct AnyLocalHost : LocalHost {
+  using Communicator = fsdp::AnyCommunicator<fsdp::host::Device>;
+  static std::vector<int> sizes() { return {3}; }
+  template <class Body>
+  static void run(int ranks, Body const& body) {
+    fsdp::local::run(ranks, fsdp::host::Device{}, [&](LocalHost::Communicator& comm) {
+      Communicator any(std::move(comm));
+      body(any);
+    });
+  }
+};
+
 }  // namespace
 
 FSDP_COMMUNICATOR_SUITE("local<host>", LocalHost);
+FSDP_COMMUNICATOR_SUITE("any<local<host>>", AnyLocalHost);
 
 namespace {
 
