@@ -5,8 +5,8 @@
 # (its folder cannot be written, say) ends no build: the compiler is then called without it, and reports its own errors.
 if command -v ccache > /dev/null; then
   CCACHE_BASEDIR=${CCACHE_BASEDIR-$(cd "$(dirname "$0")/.." && pwd)} CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
-  CCACHE_IGNOREOPTIONS=-Werror
-  export CCACHE_BASEDIR CCACHE_NOHASHDIR CCACHE_SLOPPINESS CCACHE_IGNOREOPTIONS
+  CCACHE_IGNOREOPTIONS=-Werror CCACHE_DEPEND=1 # a source that is not in the cache is not preprocessed a second time
+  export CCACHE_BASEDIR CCACHE_NOHASHDIR CCACHE_SLOPPINESS CCACHE_IGNOREOPTIONS CCACHE_DEPEND
   if words=$(ccache "$@" 2>&1); then
     [ -n "$words" ] || exit 0
     case " $* " in
