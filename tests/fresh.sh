@@ -245,7 +245,7 @@ one_case() { # one_case SUITE USER BLAS PROCESSOR
     log=$root.clang.log
     inside root -- sh -c 'command -v clang++ || apt-get install -q -y --no-install-recommends clang' || fail "clang could not be installed"
     succeeds headers-gcc tests/headers/check.sh gcc g++ "$home/fsdp/build/headers_gcc" together
-    succeeds headers-clang tests/headers/check.sh clang clang++ "$home/fsdp/build/headers_clang"
+    succeeds headers-clang tests/headers/check.sh clang clang++ "$home/fsdp/build/headers_clang" public
   fi
 
   # Once more: nothing to install, compile or train.
