@@ -83,9 +83,10 @@ class AnyCommunicator {
   using Stream = typename D::Stream;
 
   AnyCommunicator() = delete;
-  /// Takes over `communicator`.
-  template <Communicator C>
-  requires(std::same_as<typename C::Device, D> && !std::same_as<C, AnyCommunicator>)
+  /// Takes over `communicator`. Whether this type is a communicator depends on its constructors, so it is excluded before
+  /// that is asked.
+  template <class C>
+  requires(!std::same_as<C, AnyCommunicator> && Communicator<C> && std::same_as<typename C::Device, D>)
       AnyCommunicator(C communicator)  // NOLINT(google-explicit-constructor): any communicator is one
       : held_(std::make_unique<Holder<C>>(std::move(communicator))) {}
 

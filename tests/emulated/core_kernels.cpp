@@ -260,8 +260,9 @@ TEST_CASE("emulated: products and transposed matrices", "[emulated][muon]") {
   struct Shape {
     std::int64_t m, n, k;
   };
-  for (auto const [m, n, k] :
+  for (auto const& shape :
        {Shape{1, 1, 1}, Shape{4, 512, 4}, Shape{5, 513, 7}, Shape{9, 1100, 3}, Shape{3, 33, 130}}) {
+    auto const m = shape.m, n = shape.n, k = shape.k;  // clang 14 captures no structured binding
     CAPTURE(m, n, k);
     // Small whole numbers, so that every order of a sum has the same value.
     auto const whole = [](std::int64_t count, unsigned seed) {

@@ -212,7 +212,7 @@ class RunState {
   template <Checkpointable O>
   void add(O& optimizer) {
     if constexpr (CheckpointableParts<O>) {
-      optimizer.for_each_part([this](auto& part) { add(part); });
+      optimizer.for_each_part([this](auto& part) { this->add(part); });
     } else {
       if constexpr (requires { optimizer.engine(); })
         FSDP_EXPECTS(static_cast<void const*>(&optimizer.engine()) == engine_,
