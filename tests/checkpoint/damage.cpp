@@ -254,7 +254,11 @@ TEST_CASE("a save that cannot be written is every rank's error, and leaves what 
       fsdp::save(engine, adamw, victim.folder.path, {{"best", {{"loss", INFINITY}}}});
     });
     nlohmann::ordered_json deep;
-    for (int i = 0; i < 60; ++i) deep = {{"in", deep}};
+    for (int i = 0; i < 60; ++i) {
+      nlohmann::ordered_json outer;
+      outer["in"] = std::move(deep);
+      deep = std::move(outer);
+    }
     expect("nested more than 48 deep", [&] { fsdp::save(engine, adamw, victim.folder.path, deep); });
     for (auto const* name : {"", ".", "..", "a/b", "a\nb", "step-1", "step-1/checkpoint.json", ".hidden", "x.tmp"})
       expect("cannot be the name of a pointer",
