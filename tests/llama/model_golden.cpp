@@ -3,11 +3,13 @@
 // 2 and 4 ranks, under every strategy. make_golden.py computed what is expected.
 //
 // links: llama_layers_host
+// full-run: [llama-grid]
 // skip-sanitizers
 // long
 #include "tests/llama/golden.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +19,7 @@
 
 #include "tests/catch.hpp"
 #include "tests/llama/golden_run.hpp"
+#include "tests/support/all_pairs.hpp"
 
 namespace {
 
@@ -128,18 +131,48 @@ TEST_CASE("a Llama of any shape trains as in transformers", "[llama][golden]") {
   for (auto const shape : llama_golden::shapes) check({.shape = shape}, "full");
 }
 
-TEST_CASE("a Llama trains as in transformers on any ranks, under every strategy", "[llama][golden]") {
-  for (std::string_view const shape : {"grouped", "llama3"}) {  // tied, and not
-    for (int const ranks : {1, 2, 4})
-      for (auto const& strategy : strategies(ranks))
-        check({.shape = shape, .strategy = strategy, .ranks = ranks}, "full");
+namespace {
+
+constexpr std::array<std::string_view, 2> two_shapes{"grouped", "llama3"};  // tied, and not
+constexpr std::array<int, 3> rank_counts{1, 2, 4};
+
+/// Shapes, ranks, strategies.
+fsdp::testing::Axes const strategy_axes{2, 3, 5};
+void check_strategies(fsdp::testing::Table const& cells) {
+  for (auto const& cell : cells) {
+    int const ranks = rank_counts[cell[1]];
+    check({.shape = two_shapes[cell[0]], .strategy = strategies(ranks)[cell[2]], .ranks = ranks}, "full");
   }
+}
+
+/// Shapes, ranks, whether layers are recomputed.
+fsdp::testing::Axes const tuning_axes{2, 3, 2};
+void check_tuning(fsdp::testing::Table const& cells, transformer::Tuning const& tuning, std::string_view kind) {
+  for (auto const& cell : cells) {
+    check({.shape = two_shapes[cell[0]],
+           .ranks = rank_counts[cell[1]],
+           .recompute = cell[2] == 0 ? 0 : 2,
+           .tuning = tuning},
+          kind);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a Llama trains as in transformers on any ranks, under every strategy", "[llama][golden]") {
+  check_strategies(fsdp::testing::all_pairs(strategy_axes));
   check({.shape = "nine_three", .ranks = 2}, "full");
   check({.shape = "wide_heads", .ranks = 4}, "full");
 }
 
+TEST_CASE("a Llama trains as in transformers and peft in every combination", "[.][llama-grid]") {
+  check_strategies(fsdp::testing::all_rows(strategy_axes));
+  check_tuning(fsdp::testing::all_rows(tuning_axes), adapters(), "adapters");
+  check_tuning(fsdp::testing::all_rows(tuning_axes), frozen(1), "frozen");
+}
+
 TEST_CASE("a Llama trains as in transformers where layers are recomputed or share units", "[llama][golden]") {
-  for (std::string_view const shape : {"grouped", "llama3"}) {
+  for (auto const shape : two_shapes) {
     for (std::int64_t const recompute : {1, 2}) check({.shape = shape, .ranks = 2, .recompute = recompute}, "full");
     check({.shape = shape, .ranks = 2, .recompute = 2, .segment = 2}, "full");
     for (std::int64_t const unit_layers : {0, 2})
@@ -164,26 +197,22 @@ TEST_CASE("recomputed layers of a Llama change no bit, in fp32 and bf16", "[llam
 }
 
 TEST_CASE("adapters of a Llama train as in peft", "[llama][golden]") {
-  for (std::string_view const shape : {"grouped", "llama3"}) {
-    for (int const ranks : {1, 2, 4})
-      for (std::int64_t const recompute : {0, 2})
-        check({.shape = shape, .ranks = ranks, .recompute = recompute, .tuning = adapters()}, "adapters");
+  check_tuning(fsdp::testing::all_pairs(tuning_axes), adapters(), "adapters");
+  for (auto const shape : two_shapes) {
     check({.shape = shape, .strategy = fsdp::NoShard{}, .ranks = 2, .tuning = adapters()}, "adapters");
     check({.shape = shape, .ranks = 2, .tuning = adapters({"q_proj", "v_proj", "up_proj"})}, "some_adapters");
   }
 }
 
 TEST_CASE("a Llama above frozen layers trains as in transformers", "[llama][golden]") {
-  for (std::string_view const shape : {"grouped", "llama3"}) {
-    for (int const ranks : {1, 2, 4})
-      for (std::int64_t const recompute : {0, 2})
-        check({.shape = shape, .ranks = ranks, .recompute = recompute, .tuning = frozen(1)}, "frozen");
+  check_tuning(fsdp::testing::all_pairs(tuning_axes), frozen(1), "frozen");
+  for (auto const shape : two_shapes) {
     check({.shape = shape, .strategy = fsdp::ShardGradOp{}, .ranks = 2, .tuning = frozen(1)}, "frozen");
   }
 }
 
 TEST_CASE("a Llama in bf16 is as near to fp32 as in transformers", "[llama][golden]") {
-  for (std::string_view const shape : {"grouped", "llama3"}) {
+  for (auto const shape : two_shapes) {
     CAPTURE(shape);
     auto const& theirs = losses_of(shape, "bf16").values;
     auto const& exact = losses_of(shape, "untrained").values;

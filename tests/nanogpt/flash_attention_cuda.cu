@@ -30,9 +30,11 @@ model_test::Attention on_gpu(model_test::AttentionCase const& c) {
 /// As exact as in emulated thread blocks (model_flash_attention.cpp), and the same in every run.
 void check(model_test::AttentionCase const& c) {
   CAPTURE(c.heads, c.size, c.pass.batch, c.pass.length, c.pass.position, c.mask.probability);
-  auto const exact = model_test::by_panels(c), ours = on_gpu(c), again = on_gpu(c);
+  auto const exact = model_test::by_panels(c), ours = on_gpu(c);
   CHECK(model_test::difference(ours.mixed, exact.mixed) < 0.01);
   if (c.pass.position == 0) CHECK(model_test::difference(ours.gradient, exact.gradient) < 0.01);
+  if (in_emulation) return;  // thread blocks run in one order
+  auto const again = on_gpu(c);
   CHECK(again.mixed == ours.mixed);
   CHECK(again.gradient == ours.gradient);
 }

@@ -21,7 +21,7 @@ using model_test::Outcome;
 bool const ready = fsdp::testing::need_gpu();
 #if defined(FSDP_CUDA_STANDIN)
 constexpr bool repeats = false;  // emulated thread blocks run in one order
-constexpr int steps = 6;         // and take their time
+constexpr int steps = 3;         // and take their time
 #else
 constexpr bool repeats = true;
 constexpr int steps = 20;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The model and its training against PyTorch: loss, logits, gradients, and parameters after steps of SGD and AdamW,
 // with either GELU, on 1, 2 and 3 ranks, under every strategy. tests/golden/make_golden.py computed what is expected.
+// full-run: [golden-grid]
 // skip-sanitizers
 // long
 // needs: nlohmann_json xxHash
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -26,6 +28,7 @@
 #include "tests/catch.hpp"
 #include "tests/golden/formulas.hpp"
 #include "tests/golden/gpt2_tiny.hpp"
+#include "tests/support/all_pairs.hpp"
 #include "transformer/math/gemm_host.hpp"
 
 namespace {
@@ -213,20 +216,27 @@ void write(std::filesystem::path const& file, std::vector<float> const& values) 
 
 }  // namespace
 
-TEST_CASE("training is PyTorch's, with either GELU, under every strategy", "[nanogpt][model][golden]") {
-  for (auto const activation : both) {
-    for (int const ranks : {1, 2, 3}) {
-      for (std::int64_t const recompute : {std::int64_t{0}, golden::layers}) {
-        for (fsdp::ShardingStrategy const& strategy :
-             {fsdp::ShardingStrategy(fsdp::FullShard{}), fsdp::ShardingStrategy(fsdp::ShardGradOp{}),
-              fsdp::ShardingStrategy(fsdp::HybridShard<>{1}),
-              fsdp::ShardingStrategy(fsdp::HybridShard<fsdp::ShardGradOp>{ranks}),
-              fsdp::ShardingStrategy(fsdp::NoShard{})})
-          check({activation, strategy, ranks, recompute});
-      }
-    }
+namespace {
+
+void check_cells(fsdp::testing::Table const& cells) {
+  for (auto const& cell : cells) {
+    int const ranks = static_cast<int>(cell[1]) + 1;
+    std::array<fsdp::ShardingStrategy, 5> const strategies{
+        fsdp::FullShard{}, fsdp::ShardGradOp{}, fsdp::HybridShard<>{1}, fsdp::HybridShard<fsdp::ShardGradOp>{ranks},
+        fsdp::NoShard{}};
+    check({both[cell[0]], strategies[cell[3]], ranks, cell[2] == 0 ? 0 : golden::layers});
   }
 }
+/// Activations, ranks, whether layers are recomputed, strategies.
+fsdp::testing::Axes const axes{2, 3, 2, 5};
+
+}  // namespace
+
+TEST_CASE("training is PyTorch's, with either GELU, under every strategy", "[nanogpt][model][golden]") {
+  check_cells(fsdp::testing::all_pairs(axes));
+}
+
+TEST_CASE("training is PyTorch's in every combination", "[.][golden-grid]") { check_cells(fsdp::testing::all_rows(axes)); }
 
 TEST_CASE("initial values are GPT-2's, narrower where layers add to the residual stream", "[nanogpt][model][golden]") {
   Tensors tensors;
