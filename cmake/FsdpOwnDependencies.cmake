@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Finds what this project's own programs need beyond the library. Users never see it.
 foreach(who IN LISTS FSDP_REQUIRE)
-  if(NOT who MATCHES "^(nanogpt|nanogpt_bf16|benchmarks|tests|headers_clang)$")
-    message(FATAL_ERROR "FSDP_REQUIRE names '${who}'; it knows nanogpt, nanogpt_bf16, benchmarks, tests and headers_clang")
+  if(NOT who MATCHES "^(nanogpt|nanogpt_bf16|benchmarks|tests|headers_clang|sanitizers)$")
+    message(FATAL_ERROR "FSDP_REQUIRE names '${who}'; it knows nanogpt, nanogpt_bf16, benchmarks, tests, headers_clang and sanitizers")
   endif()
 endforeach()
 
@@ -52,5 +52,15 @@ if(FSDP_BUILD_TESTS)
   find_program(FSDP_CLANG NAMES clang++-14 clang++ clang++-15 clang++-16 clang++-17 clang++-18 clang++-19 clang++-20 clang++-21)
   if(NOT FSDP_CLANG)
     fsdp_missing(headers_clang "clang++ 14 or newer" clang)
+  endif()
+  if(NOT FSDP_CLANG_SANITIZES)  # the presets asan and tsan
+    file(WRITE "${PROJECT_BINARY_DIR}/sanitized.cpp" "int main() {}\n")
+    set(probe "${FSDP_CLANG}" -fsanitize=thread "${PROJECT_BINARY_DIR}/sanitized.cpp" -o "${PROJECT_BINARY_DIR}/sanitized")
+    execute_process(COMMAND ${probe} RESULT_VARIABLE failed OUTPUT_QUIET ERROR_QUIET)
+    if(failed)
+      fsdp_missing(sanitizers "clang++'s sanitizers" clang libclang-rt-dev)
+    else()
+      set(FSDP_CLANG_SANITIZES ON CACHE INTERNAL "")
+    endif()
   endif()
 endif()

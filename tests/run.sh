@@ -80,7 +80,7 @@ fi
 
 # Without --all warnings are no errors: newer compilers have new warnings.
 warnings=OFF demands=(nanogpt tests)
-if ((all)); then warnings=ON demands+=(headers_clang); fi
+if ((all)); then warnings=ON demands+=(headers_clang sanitizers); fi
 if [[ -z $only ]]; then
   duration="about 20 minutes"
   if ((all)); then duration="about an hour"; fi
@@ -140,8 +140,9 @@ fi
 
 if ((all || full)); then build cpu all "${host[@]}"; else build cpu tested "${host[@]}"; fi
 if ((all)); then
+  clang=$(sed -n 's/^FSDP_CLANG:FILEPATH=//p' build/cpu/CMakeCache.txt)
   for sanitizer in asan tsan; do
-    build $sanitizer
+    build $sanitizer all "-DCMAKE_CXX_COMPILER=$clang"
     say "preset $sanitizer: test"
     run_tests $sanitizer
   done

@@ -24,6 +24,7 @@
 #include "tests/catch.hpp"
 #include "tests/schedule/wait_cases.hpp"
 #include "tests/support/devices.hpp"
+#include "tests/support/sanitized.hpp"
 
 namespace {
 
@@ -57,11 +58,7 @@ struct Lagging : fsdp::testing::Forward<Delayed> {
 };
 using Device = fsdp::testing::DropDevice<Lagging>;
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool finds_races = true;
-#else
-constexpr bool finds_races = false;
-#endif
+constexpr bool finds_races = fsdp::testing::has_thread_sanitizer;
 
 /// Trains with the site dropped, with delayed workers and every fourth time with a lagging host; where nothing is
 /// noticed, again with longer delays, up to seven times as long: on a busy machine short ones drown. @return 0 if

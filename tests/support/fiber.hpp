@@ -15,12 +15,16 @@
 #include <cstddef>
 #include <new>
 
-#if defined(__has_feature)  // Clang
+#if defined(__SANITIZE_ADDRESS__)
+#define EMULATED_ASAN
+#elif defined(__SANITIZE_THREAD__)
+#define EMULATED_TSAN
+#elif defined(__has_feature)  // clang++
 #if __has_feature(address_sanitizer)
 #define EMULATED_ASAN
+#elif __has_feature(thread_sanitizer)
+#define EMULATED_TSAN
 #endif
-#elif defined(__SANITIZE_ADDRESS__)
-#define EMULATED_ASAN
 #endif
 #if defined(EMULATED_ASAN)
 #include <sanitizer/asan_interface.h>
@@ -28,7 +32,7 @@
 #endif
 
 // Not for ThreadSanitizer, in whose eyes a function that changes stacks returns to where it was not called.
-#if defined(__SANITIZE_THREAD__)
+#if defined(EMULATED_TSAN)
 #define EMULATED_UNSEEN [[gnu::no_sanitize("thread"), gnu::noinline]]
 #else
 #define EMULATED_UNSEEN
