@@ -13,7 +13,7 @@
 #   --bf16=without|with|here  what /proc/cpuinfo says of bf16, in all cases; `here`: what this machine's says
 #   --cxx=clang++   the compiler, whose package the machine then has; otherwise what the commands install
 #   --first         README's first command only
-#   --unoptimised   compiles at -O0, in less than half the time
+#   --unoptimised   compiles at -O0 without debugging information, in less than half the time
 #   --headers       after the commands: each public header compiles alone under clang++ and all together under g++, without warnings
 #   --measure       prints wall and CPU seconds of each command, and the seconds of run.sh's phases
 #   --cache=DIR     compiler cache that the chroot shares; the machine then has ccache
@@ -125,7 +125,7 @@ make_root() {
     tar -c --null --ignore-failed-read -T - 2> /dev/null | tar -x -C "$root$home/fsdp"
   if [[ -n $text ]]; then cp -L "$text" "$root$home/text"; fi
   if ((unoptimised)); then
-    printf '#!/bin/sh\nexec %s "$@" -O0\n' "$home/fsdp/cmake/compiler_launcher.sh" > "$root/unoptimised"
+    printf '#!/bin/sh\nexec %s "$@" -O0 -g0\n' "$home/fsdp/cmake/compiler_launcher.sh" > "$root/unoptimised"
     chmod 755 "$root/unoptimised"
   fi
   # Its processor: this machine's, with or without the flags of bf16.

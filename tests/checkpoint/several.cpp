@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints of several optimizers and of averages of weights: on other ranks, with other strategies, in the
 // background; what is missing in them is told.
+// skip-tsan
 // needs: nlohmann_json xxHash
 #include <fstream>
 #include <iterator>

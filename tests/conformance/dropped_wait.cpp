@@ -8,6 +8,7 @@
 // Scenarios: `streams` (two streams of one host thread), `teams` (the same, each of three threads), `all_gather`,
 // `all_reduce`, `reuse` (two ranks of a local communicator). Late: `worker`, `host` or `nobody`. Without the sanitizer
 // only the cases that keep all waits are run.
+// skip-asan
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>

@@ -2,6 +2,7 @@
 // Layers that are recomputed together, in segments: the bits of a run that keeps all activations, as many gathers,
 // activations to the byte.
 //
+// skip-asan
 // skip-tsan
 // long
 #include <algorithm>

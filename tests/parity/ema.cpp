@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moving averages of weights in shards: the bits of one kept whole, for every strategy and 1 to 4 ranks; swapping them
 // in for evaluation and export; steps that are skipped.
+// skip-tsan
+// skip-asan
 #include <cmath>
 #include <cstring>
 #include <memory>

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // GradScaler: overflows planted on one rank, skipped by all; the scale's path is that of PyTorch's scaler.
+// skip-tsan
+// skip-asan
 #include <atomic>
 #include <cmath>
 #include <cstring>

@@ -2,6 +2,7 @@
 // A start that fails and is tried again. Calls that declare something, and sealing, are repeated: in each attempt a
 // later allocation fails, or a later call of the caller's functions, until none is left. A failed attempt leaves the
 // engine as it was, and at last it trains as one whose start has never failed.
+// skip-tsan
 #include <array>
 #include <cstddef>
 #include <cstdint>

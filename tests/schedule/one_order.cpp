@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads of one process: a rank that does what the others do not is an error on every rank, at once. See
 // one_order.hpp.
+// skip-asan
 #include <chrono>
 #include <mutex>
 #include <string>

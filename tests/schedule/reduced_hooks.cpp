@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shards::on_reduced: a function is called once for each reduction of its unit, behind it, with the gradient shard that
 // optimizers see. What it changes is what a run changes by hand between backward and step.
+// skip-tsan
+// skip-asan
 // full-run: [hooks]
 // timeout: 1800
 #include <fmt/format.h>

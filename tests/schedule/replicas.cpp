@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Replicas that were given different values, or have stepped differently, are an error, also when no collective
 // follows.
+// skip-asan
 #include "tests/schedule/replicas.hpp"
 
 #include <functional>

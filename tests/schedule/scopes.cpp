@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every scope of an engine begins and ends at every point where another one, or a use, is open. Each call works or is
 // refused by an exception of the library, and afterwards the engine trains as if nothing had happened.
+// skip-tsan
+// skip-asan
 // timeout: 900
 #include <algorithm>
 #include <array>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One host thread at a time is inside an engine's calls: a second one gets an error. Handing over between calls is
 // fine.
+// skip-asan
 #include <atomic>
 #include <cstddef>
 #include <functional>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The trace holds a span for everything that moves or computes, with its bytes and step, and spans begin after waits.
+// skip-asan
 #include <algorithm>
 #include <map>
 #include <stdexcept>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Waits yield on an idle core and sleep on a busy one.
+// skip-asan
 #include "fsdp/detail/host/backoff.hpp"
 
 #include <pthread.h>
