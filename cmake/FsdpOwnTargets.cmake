@@ -125,7 +125,7 @@ function(fsdp_merge target)
 endfunction()
 
 # fsdp_compile_quickly(<target>): for code that decides what happens and computes little, like all of the schedule's tests.
-# Presets of sanitizers have no higher level.
+# Sanitized builds keep the level of their preset.
 function(fsdp_compile_quickly target)
   if(NOT FSDP_SANITIZE)
     target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Og>")

@@ -56,26 +56,13 @@ inline std::string no_text(std::vector<std::string> const& /*texts*/) { return {
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// A collective of an AnyCommunicator.
-struct Transfer {
-  enum class Kind : std::uint8_t { all_gather, reduce_scatter, all_reduce, all_reduce_mean, broadcast };
-  Kind kind{};
-  DType type{};
-  void const* send = nullptr;
-  void* recv = nullptr;
-  std::size_t count = 0;  ///< elements, as the caller gives them
-  int root = 0;           ///< of a broadcast
-};
-
 /// A communicator whose kind is chosen at run time: threads, MPI or NCCL, or one of your own. Engines over it are
 /// compiled once for all kinds of one device.
-///
-///     AnyCommunicator<host::Device> world = threads ? AnyCommunicator(std::move(local)) :
-///     AnyCommunicator(std::move(mpi));
 ///
 /// It models Communicator, and hands every call on. The contracts (who may read what when, what blocks, what is
 /// collective, what is thrown) are those of the communicator that it holds. All optional members are there: it says at
 /// run time which ones its communicator has (registers_memory, takes_means, completes_in_order, sums).
+/// @throws UsageError from every call on an object that was moved from, except those that are noexcept
 template <Device D>
 class AnyCommunicator {
  public:
@@ -83,65 +70,83 @@ class AnyCommunicator {
   using Stream = typename D::Stream;
 
   AnyCommunicator() = delete;
-  /// Takes over `communicator`. Whether this type is a communicator depends on its constructors, so it is excluded before
-  /// that is asked.
+  /// Takes over `communicator`. Whether this type is a communicator depends on its constructors, so it is excluded
+  /// before that is asked.
   template <class C>
   requires(!std::same_as<C, AnyCommunicator> && Communicator<C> && std::same_as<typename C::Device, D>)
       AnyCommunicator(C communicator)  // NOLINT(google-explicit-constructor): any communicator is one
       : held_(std::make_unique<Holder<C>>(std::move(communicator))) {}
 
-  int rank() const { return held_->rank; }
-  int size() const { return held_->size; }
-  Device const& device() const { return held_->device(); }
+  int rank() const { return held().rank; }
+  int size() const { return held().size; }
+  Device const& device() const { return held().device; }
   AnyCommunicator split(int color, int key, std::string_view name) {
-    return AnyCommunicator(held_->split(color, key, name));
+    return AnyCommunicator(held().split(color, key, name));
   }
-  void* allocate(std::size_t bytes) { return held_->allocate(bytes); }
-  void deallocate(void* memory, std::size_t bytes) noexcept { held_->deallocate(memory, bytes); }
-  void register_memory(void* memory, std::size_t bytes) { held_->register_memory(memory, bytes); }
+  void* allocate(std::size_t bytes) { return held().allocate(bytes); }
+  void deallocate(void* memory, std::size_t bytes) noexcept {
+    if (held_ != nullptr) held_->deallocate(memory, bytes);
+  }
+  void register_memory(void* memory, std::size_t bytes) { held().register_memory(memory, bytes); }
 
   template <class T>
   Ticket all_gather(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
-    return held_->collective(stream, {Transfer::Kind::all_gather, dtype_of<T>, send, recv, count}, label);
+    return held().collective(stream, {Transfer::Kind::all_gather, dtype_of<T>, send, recv, count}, label);
   }
   template <class T>
   Ticket reduce_scatter(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
-    return held_->collective(stream, {Transfer::Kind::reduce_scatter, dtype_of<T>, send, recv, count}, label);
+    return held().collective(stream, {Transfer::Kind::reduce_scatter, dtype_of<T>, send, recv, count}, label);
   }
   template <class T>
   Ticket all_reduce(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
-    return held_->collective(stream, {Transfer::Kind::all_reduce, dtype_of<T>, send, recv, count}, label);
+    return held().collective(stream, {Transfer::Kind::all_reduce, dtype_of<T>, send, recv, count}, label);
   }
   Ticket all_reduce_mean(Stream& stream, float const* send, float* recv, std::size_t count, Label label) {
-    return held_->collective(stream, {Transfer::Kind::all_reduce_mean, DType::f32, send, recv, count}, label);
+    return held().collective(stream, {Transfer::Kind::all_reduce_mean, DType::f32, send, recv, count}, label);
   }
   template <class T>
   Ticket broadcast(Stream& stream, T* data, std::size_t count, int root, Label label) {
-    return held_->collective(stream, {Transfer::Kind::broadcast, dtype_of<T>, data, data, count, root}, label);
+    return held().collective(stream, {Transfer::Kind::broadcast, dtype_of<T>, data, data, count, root}, label);
   }
-  void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) { held_->wait_for_peers(stream, ticket, site); }
+  void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) { held().wait_for_peers(stream, ticket, site); }
 
   std::vector<std::string> exchange(std::string const& text, std::string_view what) {
-    return held_->exchange(text, what);
+    return held().exchange(text, what);
   }
   template <class Answer>
   std::string consult(std::string const& text, std::string_view what, Answer const& answer) {
     auto const call = [&](std::vector<std::string> const& texts) { return answer(texts); };
-    return held_->consult(text, what, {&call, [](void const* of, std::vector<std::string> const& texts) {
+    return held().consult(text, what, {&call, [](void const* of, std::vector<std::string> const& texts) {
                                          return (*static_cast<decltype(call) const*>(of))(texts);
                                        }});
   }
-  void note_failure(Failure const& why) noexcept { held_->note_failure(why); }
-  void leave_failure(Failure const& why) noexcept { held_->leave_failure(why); }
-  void keep_end(int engine, std::string_view history) noexcept { held_->keep_end(engine, history); }
+  void note_failure(Failure const& why) noexcept {
+    if (held_ != nullptr) held_->note_failure(why);
+  }
+  void leave_failure(Failure const& why) noexcept {
+    if (held_ != nullptr) held_->leave_failure(why);
+  }
+  void keep_end(int engine, std::string_view history) noexcept {
+    if (held_ != nullptr) held_->keep_end(engine, history);
+  }
 
-  bool registers_memory() const { return held_->traits.registers_memory; }
-  bool takes_means() const { return held_->traits.takes_means; }
-  bool completes_in_order() const { return held_->traits.completes_in_order; }
+  bool registers_memory() const { return held().traits.registers_memory; }
+  bool takes_means() const { return held().traits.takes_means; }
+  bool completes_in_order() const { return held().traits.completes_in_order; }
   /// Whether reduce_scatter and all_reduce take elements of this type.
-  bool sums(DType type) const { return (held_->traits.sums >> static_cast<unsigned>(type) & 1u) != 0; }
+  bool sums(DType type) const { return (held().traits.sums >> static_cast<unsigned>(type) & 1u) != 0; }
 
  private:
+  /// A collective.
+  struct Transfer {
+    enum class Kind : std::uint8_t { all_gather, reduce_scatter, all_reduce, all_reduce_mean, broadcast };
+    Kind kind{};
+    DType type{};
+    void const* send = nullptr;
+    void* recv = nullptr;
+    std::size_t count = 0;  ///< elements, as the caller gives them
+    int root = 0;           ///< of a broadcast
+  };
   struct Traits {
     bool registers_memory, takes_means, completes_in_order;
     std::uint8_t sums;  ///< a bit for each DType
@@ -153,11 +158,10 @@ class AnyCommunicator {
     std::string operator()(std::vector<std::string> const& texts) const { return call(answer, texts); }
   };
   struct Held {
-    Held(int own_rank, int ranks, Traits of) : rank(own_rank), size(ranks), traits(of) {}
+    Held(int own_rank, int ranks, D on, Traits of) : rank(own_rank), size(ranks), device(std::move(on)), traits(of) {}
     Held(Held const&) = delete;
     Held& operator=(Held const&) = delete;
     virtual ~Held() = default;
-    virtual D const& device() const = 0;
     virtual std::unique_ptr<Held> split(int color, int key, std::string_view name) = 0;
     virtual void* allocate(std::size_t bytes) = 0;
     virtual void deallocate(void* memory, std::size_t bytes) noexcept = 0;
@@ -171,6 +175,7 @@ class AnyCommunicator {
     virtual void keep_end(int engine, std::string_view history) noexcept = 0;
 
     int const rank, size;
+    D const device;
     Traits const traits;
   };
 
@@ -183,16 +188,17 @@ class AnyCommunicator {
   template <class C>
   static constexpr Traits traits_of(C const& comm) {
     auto const bit = [](bool some, DType type) { return some ? 1u << static_cast<unsigned>(type) : 0u; };
-    return {RegistersMemory<C>, TakesMeans<C>, order_among_peers(comm),
-            static_cast<std::uint8_t>(bit(true, DType::f32) | bit(sums_of<C, bf16>, DType::bf16) |
-                                      bit(sums_of<C, fp16>, DType::f16))};
+    unsigned const sums = bit(true, DType::f32) | bit(sums_of<C, double>, DType::f64) |
+                          bit(sums_of<C, bf16>, DType::bf16) | bit(sums_of<C, fp16>, DType::f16) |
+                          bit(sums_of<C, std::int64_t>, DType::i64);
+    return {RegistersMemory<C>, TakesMeans<C>, order_among_peers(comm), static_cast<std::uint8_t>(sums)};
   }
 
   template <class C>
   struct Holder final : Held {
     explicit Holder(C communicator)
-        : Held(communicator.rank(), communicator.size(), traits_of(communicator)), comm(std::move(communicator)) {}
-    D const& device() const override { return comm.device(); }
+        : Held(communicator.rank(), communicator.size(), communicator.device(), traits_of(communicator)),
+          comm(std::move(communicator)) {}
     std::unique_ptr<Held> split(int color, int key, std::string_view name) override {
       return std::make_unique<Holder>(comm.split(color, key, name));
     }
@@ -244,12 +250,10 @@ class AnyCommunicator {
             return comm.all_gather(stream, send, recv, t.count, label);
           break;
         case Transfer::Kind::reduce_scatter:
-          if constexpr (requires { comm.reduce_scatter(stream, send, recv, t.count, label); })
-            return comm.reduce_scatter(stream, send, recv, t.count, label);
+          if constexpr (sums_of<C, T>) return comm.reduce_scatter(stream, send, recv, t.count, label);
           break;
         case Transfer::Kind::all_reduce:
-          if constexpr (requires { comm.all_reduce(stream, send, recv, t.count, label); })
-            return comm.all_reduce(stream, send, recv, t.count, label);
+          if constexpr (sums_of<C, T>) return comm.all_reduce(stream, send, recv, t.count, label);
           break;
         case Transfer::Kind::all_reduce_mean:
           if constexpr (requires { comm.all_reduce_mean(stream, send, recv, t.count, label); })
@@ -269,13 +273,17 @@ class AnyCommunicator {
     C comm;
   };
 
-  static constexpr std::string_view name(Transfer::Kind kind) {
+  static constexpr std::string_view name(typename Transfer::Kind kind) {
     constexpr std::array<std::string_view, 5> names{"all_gather", "reduce_scatter", "all_reduce", "all_reduce_mean",
                                                     "broadcast"};
     return names[static_cast<std::size_t>(kind)];
   }
 
   explicit AnyCommunicator(std::unique_ptr<Held> held) : held_(std::move(held)) {}
+  Held& held() const {
+    FSDP_EXPECTS(held_ != nullptr, "this communicator was moved from; use the object that it was moved to");
+    return *held_;
+  }
 
   std::unique_ptr<Held> held_;
 };

@@ -82,7 +82,7 @@ struct Ticket {
 /// stream that overwrites it calls `wait_for_peers` with the collective's ticket. It need not for the input of an earlier
 /// collective: when an all_gather, reduce_scatter or all_reduce completes on a rank, all peers have ended the collectives
 /// before it (a broadcast says nothing of the kind). A model that does not promise this has a member
-/// `static constexpr bool completes_in_order = false`.
+/// `static constexpr bool completes_in_order = false`, or a function of this name that says so at run time.
 ///
 /// split, allocate and exchange are the control plane: they block, and say what they are for (the new communicator's
 /// name, what the texts are), so that ranks which call different ones all get an OrderError that names both. A model may

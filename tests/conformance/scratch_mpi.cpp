@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // mpi::Communicator over memory that ranks do not share: on all ranks, and on some.
-// skip-asan
 // ranks: 3
 // full-ranks: 2 4
+// sanitizer-ranks: 3
 // timeout: 600
 #include <map>
 #include <string_view>

@@ -2,8 +2,7 @@
 // Layers that are recomputed together, in segments: the bits of a run that keeps all activations, as many gathers,
 // activations to the byte.
 //
-// skip-asan
-// skip-tsan
+// skip-sanitizers
 // long
 #include <algorithm>
 #include <cstddef>
@@ -20,7 +19,6 @@
 #include "tests/catch.hpp"
 #include "tests/nanogpt/training.hpp"
 #include "tests/nanogpt/tunings.hpp"
-#include "tests/support/sanitized.hpp"
 #include "transformer/math/gemm_host.hpp"
 
 namespace {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moving averages of weights in shards: the bits of one kept whole, for every strategy and 1 to 4 ranks; swapping them
 // in for evaluation and export; steps that are skipped.
-// skip-tsan
-// skip-asan
+// skip-sanitizers
 #include <cmath>
 #include <cstring>
 #include <memory>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // GradScaler: overflows planted on one rank, skipped by all; the scale's path is that of PyTorch's scaler.
-// skip-tsan
-// skip-asan
+// skip-sanitizers
 #include <atomic>
 #include <cmath>
 #include <cstring>

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A backward pass that is left half-way never reaches a step: all is refused until its gradients are discarded, and
 // then nothing of them is left, wherever they had got to.
-// skip-tsan
-// skip-asan
+// skip-sanitizers
 #include <fmt/format.h>
 
 #include <functional>

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -136,7 +135,7 @@ TEST_CASE("any communicator hands every call on, and gives back what it got") {
   World world = Noted(notes, "whole");
   CHECK((world.registers_memory() && world.takes_means() && world.completes_in_order()));
   CHECK((world.sums(fsdp::DType::f32) && world.sums(fsdp::DType::bf16) && world.sums(fsdp::DType::f16)));
-  CHECK_FALSE(world.sums(fsdp::DType::i64));
+  CHECK((world.sums(fsdp::DType::f64) && world.sums(fsdp::DType::i64)));
   auto stream = world.device().make_stream("s", fsdp::StreamPriority::normal);
   Label const label{"unit", "pass", "since"};
   CHECK(world.rank() == 5);
@@ -201,6 +200,19 @@ TEST_CASE("any communicator hands every call on, and gives back what it got") {
   moved.exchange("t", "v");
   expected.push_back("part: exchange t v");
   CHECK(notes == expected);
+}
+
+TEST_CASE("any communicator that was moved from says so, and can be released") {
+  std::vector<std::string> notes;
+  World world = Noted(notes, "whole");
+  World const other = std::move(world);
+  CHECK(other.rank() == 5);
+  CHECK_THROWS_AS(world.rank(), fsdp::UsageError);
+  CHECK_THROWS_AS(world.split(0, 0, "part"), fsdp::UsageError);
+  CHECK_THROWS_AS(world.sums(fsdp::DType::f32), fsdp::UsageError);
+  world.deallocate(nullptr, 0);
+  world.keep_end(1, "end");
+  CHECK(notes.empty());
 }
 
 TEST_CASE("any communicator says what its communicator lacks, and refuses it by name") {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Layout and segment arithmetic, by properties over many random layouts.
-// skip-asan
-// skip-tsan
+// skip-sanitizers
 #include <cstdint>
 #include <numeric>
 #include <random>
