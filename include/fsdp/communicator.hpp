@@ -70,12 +70,19 @@ class AnyCommunicator {
   using Stream = typename D::Stream;
 
   AnyCommunicator() = delete;
-  /// Takes over `communicator`. Whether this type is a communicator depends on its constructors, so it is excluded
-  /// before that is asked.
+  AnyCommunicator(AnyCommunicator&&) noexcept = default;
+  AnyCommunicator& operator=(AnyCommunicator&&) noexcept = default;
+  AnyCommunicator(AnyCommunicator const&) = delete;
+  AnyCommunicator& operator=(AnyCommunicator const&) = delete;
+  ~AnyCommunicator() = default;
+  /// Takes over `communicator`. Whether a type is a communicator may depend on what it can be made from, so the body
+  /// asks for that.
   template <class C>
-  requires(!std::same_as<C, AnyCommunicator> && Communicator<C> && std::same_as<typename C::Device, D>)
+  requires(!std::same_as<C, AnyCommunicator> && std::same_as<typename C::Device, D>)
       AnyCommunicator(C communicator)  // NOLINT(google-explicit-constructor): any communicator is one
-      : held_(std::make_unique<Holder<C>>(std::move(communicator))) {}
+      : held_(std::make_unique<Holder<C>>(std::move(communicator))) {
+    static_assert(Communicator<C>, "AnyCommunicator holds models of fsdp::Communicator, and this type is none");
+  }
 
   int rank() const { return held().rank; }
   int size() const { return held().size; }
@@ -187,11 +194,18 @@ class AnyCommunicator {
   };
   template <class C>
   static constexpr Traits traits_of(C const& comm) {
-    auto const bit = [](bool some, DType type) { return some ? 1u << static_cast<unsigned>(type) : 0u; };
-    unsigned const sums = bit(true, DType::f32) | bit(sums_of<C, double>, DType::f64) |
-                          bit(sums_of<C, bf16>, DType::bf16) | bit(sums_of<C, fp16>, DType::f16) |
-                          bit(sums_of<C, std::int64_t>, DType::i64);
-    return {RegistersMemory<C>, TakesMeans<C>, order_among_peers(comm), static_cast<std::uint8_t>(sums)};
+    unsigned sums = 0;
+    auto const note = [&](bool takes, DType type) {
+      if constexpr (requires { comm.sums(type); }) takes = takes && comm.sums(type);
+      if (takes) sums |= 1u << static_cast<unsigned>(type);
+    };
+    note(sums_of<C, float>, DType::f32);
+    note(sums_of<C, double>, DType::f64);
+    note(sums_of<C, bf16>, DType::bf16);
+    note(sums_of<C, fp16>, DType::f16);
+    note(sums_of<C, std::int64_t>, DType::i64);
+    return {fsdp::registers_memory(comm), fsdp::takes_means(comm), order_among_peers(comm),
+            static_cast<std::uint8_t>(sums)};
   }
 
   template <class C>
@@ -250,10 +264,12 @@ class AnyCommunicator {
             return comm.all_gather(stream, send, recv, t.count, label);
           break;
         case Transfer::Kind::reduce_scatter:
-          if constexpr (sums_of<C, T>) return comm.reduce_scatter(stream, send, recv, t.count, label);
+          if constexpr (requires { comm.reduce_scatter(stream, send, recv, t.count, label); })
+            return comm.reduce_scatter(stream, send, recv, t.count, label);
           break;
         case Transfer::Kind::all_reduce:
-          if constexpr (sums_of<C, T>) return comm.all_reduce(stream, send, recv, t.count, label);
+          if constexpr (requires { comm.all_reduce(stream, send, recv, t.count, label); })
+            return comm.all_reduce(stream, send, recv, t.count, label);
           break;
         case Transfer::Kind::all_reduce_mean:
           if constexpr (requires { comm.all_reduce_mean(stream, send, recv, t.count, label); })
@@ -267,7 +283,8 @@ class AnyCommunicator {
       refuse(t);
     }
     [[noreturn, gnu::cold]] void refuse(Transfer const& t) const {
-      fail<UsageError>("rank {}: the communicator has no {} of {}", this->rank, name(t.kind), fsdp::name(t.type));
+      fail<UsageError>("rank {}: the communicator that AnyCommunicator holds has no {} of {}", this->rank, name(t.kind),
+                       fsdp::name(t.type));
     }
 
     C comm;
@@ -281,7 +298,7 @@ class AnyCommunicator {
 
   explicit AnyCommunicator(std::unique_ptr<Held> held) : held_(std::move(held)) {}
   Held& held() const {
-    FSDP_EXPECTS(held_ != nullptr, "this communicator was moved from; use the object that it was moved to");
+    FSDP_EXPECTS(held_ != nullptr, "this AnyCommunicator was moved from; call the object to which it was moved");
     return *held_;
   }
 

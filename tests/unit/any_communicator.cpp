@@ -128,6 +128,55 @@ class Least {
 };
 static_assert(fsdp::Communicator<Least>);
 
+/// A wrapper of the user's, which is made from an AnyCommunicator and answers as that one does.
+class Wrapper {
+ public:
+  using Device = fsdp::host::Device;
+  using Stream = Device::Stream;
+
+  explicit Wrapper(World world) : world_(std::move(world)) {}
+  int rank() const { return world_.rank(); }
+  int size() const { return world_.size(); }
+  Device const& device() const { return world_.device(); }
+  Wrapper split(int color, int key, std::string_view name) { return Wrapper(world_.split(color, key, name)); }
+  void* allocate(std::size_t bytes) { return world_.allocate(bytes); }
+  void deallocate(void* memory, std::size_t bytes) noexcept { world_.deallocate(memory, bytes); }
+  void register_memory(void* memory, std::size_t bytes) { world_.register_memory(memory, bytes); }
+  template <class T>
+  Ticket all_gather(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
+    return world_.all_gather(stream, send, recv, count, label);
+  }
+  template <class T>
+  Ticket reduce_scatter(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
+    return world_.reduce_scatter(stream, send, recv, count, label);
+  }
+  template <class T>
+  Ticket all_reduce(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
+    return world_.all_reduce(stream, send, recv, count, label);
+  }
+  Ticket all_reduce_mean(Stream& stream, float const* send, float* recv, std::size_t count, Label label) {
+    return world_.all_reduce_mean(stream, send, recv, count, label);
+  }
+  template <class T>
+  Ticket broadcast(Stream& stream, T* data, std::size_t count, int root, Label label) {
+    return world_.broadcast(stream, data, count, root, label);
+  }
+  void wait_for_peers(Stream& stream, Ticket ticket, fsdp::WaitSite site) {
+    world_.wait_for_peers(stream, ticket, site);
+  }
+  std::vector<std::string> exchange(std::string const& text, std::string_view what) {
+    return world_.exchange(text, what);
+  }
+  bool registers_memory() const { return world_.registers_memory(); }
+  bool takes_means() const { return world_.takes_means(); }
+  bool completes_in_order() const { return world_.completes_in_order(); }
+  bool sums(fsdp::DType type) const { return world_.sums(type); }
+
+ private:
+  World world_;
+};
+static_assert(fsdp::Communicator<Wrapper>);
+
 }  // namespace
 
 TEST_CASE("any communicator hands every call on, and gives back what it got") {
@@ -234,13 +283,32 @@ TEST_CASE("any communicator says what its communicator lacks, and refuses it by 
   auto stream = world.device().make_stream("s", fsdp::StreamPriority::normal);
   fsdp::bf16 narrow{};
   CHECK(refusal([&] { world.all_gather(stream, &narrow, &narrow, 1, {}); }) ==
-        "rank 0: the communicator has no all_gather of bf16");
+        "rank 0: the communicator that AnyCommunicator holds has no all_gather of bf16");
   double wide{};
   CHECK(refusal([&] { world.broadcast(stream, &wide, 1, 0, {}); }) ==
-        "rank 0: the communicator has no broadcast of fp64");
+        "rank 0: the communicator that AnyCommunicator holds has no broadcast of fp64");
   CHECK(refusal([&] { fsdp::detail::GradientSums<World>::narrow(fsdp::DType::f16, world); }) ==
         "rank 0: reduce_dtype fp16: the communicator's reduce_scatter and all_reduce do not take fp16");
   std::vector<std::string> notes;
   World const whole = Noted(notes, "whole");
   CHECK(fsdp::detail::GradientSums<World>::narrow(fsdp::DType::f16, whole).round != nullptr);
+}
+
+TEST_CASE("any communicator hands on each call of the least communicator, and its wrappers' answers") {
+  World world = Least{};
+  auto stream = world.device().make_stream("s", fsdp::StreamPriority::normal);
+  double sum{};
+  CHECK(world.all_reduce(stream, &sum, &sum, 1, {}).sequence == 4);
+  CHECK_FALSE(world.sums(fsdp::DType::f64));  // it has no reduce_scatter of these
+
+  std::vector<std::string> notes;
+  for (bool const least : {true, false}) {
+    CAPTURE(least);
+    World const wrapped = Wrapper(least ? World(Least{}) : World(Noted(notes, "whole")));
+    CHECK(wrapped.registers_memory() != least);
+    CHECK(wrapped.takes_means() != least);
+    CHECK(wrapped.completes_in_order() != least);
+    CHECK(wrapped.sums(fsdp::DType::bf16) != least);
+    CHECK(wrapped.sums(fsdp::DType::f32));
+  }
 }

@@ -120,7 +120,7 @@ class Executor {
 
   /// @param passes_ahead  see EngineOptions
   /// @param wire          the type that fp32 gradients are rounded to for the sum over ranks; not set: none
-  /// @throws ConfigError if the communicator does not sum this type
+  /// @throws ConfigError if the communicator does not sum this type or that of gradients
   [[gnu::cold]] Executor(C const& world, Streams<D>& streams, MemoryAccount& account, History& history,
                          int passes_ahead, std::optional<DType> wire)
       : device_(world.device()),
@@ -129,6 +129,11 @@ class Executor {
         history_(&history),
         rounded_(wire ? Sums::narrow(*wire, world) : Sums{}),
         waits_(device_, streams, groups_) {
+    if constexpr (requires { world.sums(DType{}); })
+      if (!world.sums(dtype_of<Reduce>))
+        fail<ConfigError>(
+            "rank {}: gradients are {}, which the communicator's reduce_scatter and all_reduce do not take",
+            world.rank(), fsdp::name(dtype_of<Reduce>));
     for (int pass = 0; pass < passes_ahead; ++pass) begun_.push_back(device_.make_event());
   }
 
