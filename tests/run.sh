@@ -142,8 +142,8 @@ if ((all || full)); then build cpu all "${host[@]}"; else build cpu tested "${ho
 if ((all)); then
   clang=$(sed -n 's/^FSDP_CLANG:FILEPATH=//p' build/cpu/CMakeCache.txt)
   for sanitizer in asan tsan; do
-    # CMake forgets a folder's settings if its compiler changes.
-    if ! grep -q '^CMAKE_CXX_COMPILER:[A-Z]*=.*clang' "build/$sanitizer/CMakeCache.txt" 2> /dev/null; then rm -f "build/$sanitizer/CMakeCache.txt"; fi
+    # CMake forgets the settings of a folder whose compiler changes.
+    if ! grep -q '^CMAKE_CXX_COMPILER:[A-Z]*=.*clang' "build/$sanitizer/CMakeCache.txt" 2> /dev/null; then rm -rf "build/$sanitizer"; fi
     if command -v clang++ > /dev/null; then build $sanitizer; else build $sanitizer all "-DCMAKE_CXX_COMPILER=$clang"; fi
     say "preset $sanitizer: test"
     run_tests $sanitizer
