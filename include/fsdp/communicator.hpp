@@ -186,12 +186,6 @@ class AnyCommunicator {
     Traits const traits;
   };
 
-  template <class C, class T>
-  static constexpr bool sums_of = requires(C& comm, Stream& stream, T const* send, T* recv, std::size_t n,
-                                           Label label) {
-    { comm.reduce_scatter(stream, send, recv, n, label) } -> std::same_as<Ticket>;
-    { comm.all_reduce(stream, send, recv, n, label) } -> std::same_as<Ticket>;
-  };
   template <class C>
   static constexpr Traits traits_of(C const& comm) {
     unsigned sums = 0;
@@ -199,11 +193,11 @@ class AnyCommunicator {
       if constexpr (requires { comm.sums(type); }) takes = takes && comm.sums(type);
       if (takes) sums |= 1u << static_cast<unsigned>(type);
     };
-    note(sums_of<C, float>, DType::f32);
-    note(sums_of<C, double>, DType::f64);
-    note(sums_of<C, bf16>, DType::bf16);
-    note(sums_of<C, fp16>, DType::f16);
-    note(sums_of<C, std::int64_t>, DType::i64);
+    note(detail::Sums<C, float>, DType::f32);
+    note(detail::Sums<C, double>, DType::f64);
+    note(detail::Sums<C, bf16>, DType::bf16);
+    note(detail::Sums<C, fp16>, DType::f16);
+    note(detail::Sums<C, std::int64_t>, DType::i64);
     return {fsdp::registers_memory(comm), fsdp::takes_means(comm), order_among_peers(comm),
             static_cast<std::uint8_t>(sums)};
   }

@@ -107,6 +107,18 @@ concept Communicator =
       { comm.exchange(std::string{}, text) } -> std::same_as<std::vector<std::string>>;  // (text, what it is): all-gathers; blocks
     };
 
+namespace detail {
+
+/// The communicator's reductions take elements of type T, as Communicator says of float.
+template <class C, class T>
+concept Sums = requires(C& comm, typename C::Device::Stream& stream, T const* send, T* recv, std::size_t count,
+                        Label label) {
+  { comm.reduce_scatter(stream, send, recv, count, label) } -> std::same_as<Ticket>;
+  { comm.all_reduce(stream, send, recv, count, label) } -> std::same_as<Ticket>;
+};
+
+}  // namespace detail
+
 /// Whether a collective that completes says that peers have ended the ones before it: see Communicator.
 template <class C>
 constexpr bool order_among_peers(C const& comm) {

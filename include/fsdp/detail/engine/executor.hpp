@@ -31,14 +31,6 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
 
-/// The communicator's reductions take elements of type T, as Communicator says of float.
-template <class C, class T>
-concept Sums = requires(C& comm, typename C::Device::Stream& stream, T const* send, T* recv, std::size_t count,
-                        Label label) {
-  { comm.reduce_scatter(stream, send, recv, count, label) } -> std::same_as<Ticket>;
-  { comm.all_reduce(stream, send, recv, count, label) } -> std::same_as<Ticket>;
-};
-
 /// The operations of a reduction, for one type of element. All are enqueued on the stream that they are given.
 template <Communicator C>
 struct GradientSums {
