@@ -285,8 +285,8 @@ void check_row_kernels(D const& device) {
       CHECK(kernels(again) == got);
     }
   };
-  for (auto const& size :
-       {std::pair<std::int64_t, std::int64_t>{1, 64}, {37, 65}, {1, 4104}, {37, 520}, {70, 768}, {33, 1600}, {5, 4104}, {3, 9000}}) {
+  using Size = std::pair<std::int64_t, std::int64_t>;
+  for (auto const& size : {Size{1, 64}, {37, 65}, {1, 4104}, {37, 520}, {70, 768}, {33, 1600}, {5, 4104}, {3, 9000}}) {
     std::int64_t const rows = size.first, columns = size.second;  // clang 14 captures no structured binding
     if (few_sizes && rows * columns > 20000) continue;
     check([&](auto& b) { return layer_norm(b, rows, columns); }, rows, columns);
