@@ -140,14 +140,7 @@ fi
 
 if ((all || full)); then build cpu all "${host[@]}"; else build cpu tested "${host[@]}"; fi
 if ((all)); then
-  clang=$(sed -n 's/^FSDP_CLANG:FILEPATH=//p' build/cpu/CMakeCache.txt)
-  for sanitizer in asan tsan; do
-    # CMake forgets the settings of a folder whose compiler changes.
-    if ! grep -q '^CMAKE_CXX_COMPILER:[A-Z]*=.*clang' "build/$sanitizer/CMakeCache.txt" 2> /dev/null; then rm -rf "build/$sanitizer"; fi
-    if command -v clang++ > /dev/null; then build $sanitizer; else build $sanitizer all "-DCMAKE_CXX_COMPILER=$clang"; fi
-    say "preset $sanitizer: test"
-    run_tests $sanitizer
-  done
+  # nvcc before the sanitizers: it finds more, and sooner.
   if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
     export PATH=$PATH:/usr/local/cuda/bin
     # nvcc's -O is of the host's part alone, which does not run without a GPU. The C++ sources have the flags of the preset cpu, so
@@ -166,6 +159,14 @@ if ((all)); then
   else
     say "no nvcc: CUDA targets are not compiled"
   fi
+  clang=$(sed -n 's/^FSDP_CLANG:FILEPATH=//p' build/cpu/CMakeCache.txt)
+  for sanitizer in asan tsan; do
+    # CMake forgets the settings of a folder whose compiler changes.
+    if ! grep -q '^CMAKE_CXX_COMPILER:[A-Z]*=.*clang' "build/$sanitizer/CMakeCache.txt" 2> /dev/null; then rm -rf "build/$sanitizer"; fi
+    if command -v clang++ > /dev/null; then build $sanitizer; else build $sanitizer all "-DCMAKE_CXX_COMPILER=$clang"; fi
+    say "preset $sanitizer: test"
+    run_tests $sanitizer
+  done
 fi
 if ((full)); then
   say "the long tests"

@@ -32,7 +32,7 @@ void run_host(StepSettings const& settings) {
   if (settings.dtype == "bfloat16") {
 #if TRANSFORMER_HAVE_ONEDNN
     if (settings.kernels) throw std::invalid_argument("--kernels on the host: expected --dtype=float32");
-    return step_host_bf16(settings, describe_host());
+    return run_step<fsdp::Bf16>(device, describe_host(), host_cache(), settings);
 #else
     throw std::invalid_argument("--dtype=bfloat16: this program was built without oneDNN");
 #endif

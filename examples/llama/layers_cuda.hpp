@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layers on a GPU, compiled in layers_cuda_*.cu.
+// The layers on a GPU, compiled in layers_cuda.cu.
 #pragma once
 
 #include "fsdp/cuda.hpp"

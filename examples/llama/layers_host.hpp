@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layers on the host, compiled in layers_host.cpp and layers_host_bf16.cpp.
+// The layers on the host, compiled in layers_host.cpp.
 #pragma once
 
 #include "fsdp/host.hpp"

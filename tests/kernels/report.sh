@@ -59,7 +59,7 @@ template fsdp::AnyCommunicator<Gpu>::AnyCommunicator(fsdp::local::Communicator<G
 }  // namespace transformer
 EOF
   for architecture in "${architectures[@]}"; do
-    for source in "$root"/examples/nanogpt/layers_cuda_{fp32,bf16}.cu "$library"; do
+    for source in "$root"/examples/nanogpt/layers_cuda.cu "$library"; do
       ptx=$work/$(basename "$source" .cu).$architecture.ptx
       "$nvcc" -std=c++20 -DFSDP_FMT_LIBRARY=1 -DFMT_USE_CONSTEXPR=1 -arch="compute_$architecture" -I"$root/include" \
         -I"$root/examples" -I"$root/examples/nanogpt" "${fmt[@]}" -ptx -o "$ptx" "$source"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stochastic rounding: neighbours, exact means, bits that depend on seed, tensor, step and element alone.
-// skip-asan
+// skip-sanitizers
 // optimised
 #include <array>
 #include <cmath>
