@@ -21,7 +21,7 @@ function(fsdp_check_openblas_header result folder)
   endif()
 endfunction()
 
-# What an earlier run found may be gone, or another library's by now.
+# The library that an earlier run found may be gone, or be another one by now.
 set_property(GLOBAL PROPERTY FSDP_REJECTED_CBLAS "")
 if(OpenBLAS_INCLUDE_DIR)
   set(openblas_still_there TRUE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What was not found, who needs it, and which Debian package brings it: collected, so that all of it is said at once.
+# Collects packages that were not found, with what needs them and the Debian package of each, so that one message names all.
 # Scripts that install packages (install_missing.sh) read missing-packages.txt in the build folder.
 
 # fsdp_missing(<who> <what> <package>...): <what> was not found, and <who> needs it. Where CMake is missing too, scripts read

@@ -57,7 +57,7 @@ function(fsdp_merge_sources program)
     UNITY_BUILD_CODE_AFTER_INCLUDE "}")
 endfunction()
 
-# What ctest's command needs to run the tests of one source, but not the hidden ones, or those with the tag `argument`.
+# Arguments of a program for the tests of one source: all but the hidden ones, or those with the tag `argument`.
 function(fsdp_source_filter stem argument result)
   if(argument)
     set(filter "[#${stem}]${argument}")

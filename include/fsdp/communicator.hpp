@@ -39,6 +39,16 @@ std::string consult(C& world, std::string const& mine, std::string_view what, An
     return answer(world.exchange(mine, what));
 }
 
+/// Leaves why a rank has failed to its world, which reports it when the run ends. Of a world that cannot do that, prints it
+/// on stderr now.
+template <class C>
+void leave_failure(C& world, Failure const& why) noexcept {
+  if constexpr (requires { world.leave_failure(why); })
+    world.leave_failure(why);
+  else
+    std::fprintf(stderr, "fsdp: rank %d: %s\n", world.rank(), why.text.c_str());
+}
+
 /// Answers with rank 0's text, or with "" if there is none.
 inline std::string text_of_first(std::vector<std::string> const& texts) {
   return texts.empty() ? std::string() : texts.front();
@@ -188,16 +198,11 @@ class AnyCommunicator {
 
   template <class C>
   static constexpr Traits traits_of(C const& comm) {
-    unsigned sums = 0;
-    auto const note = [&](bool takes, DType type) {
-      if constexpr (requires { comm.sums(type); }) takes = takes && comm.sums(type);
-      if (takes) sums |= 1u << static_cast<unsigned>(type);
-    };
-    note(detail::Sums<C, float>, DType::f32);
-    note(detail::Sums<C, double>, DType::f64);
-    note(detail::Sums<C, bf16>, DType::bf16);
-    note(detail::Sums<C, fp16>, DType::f16);
-    note(detail::Sums<C, std::int64_t>, DType::i64);
+    auto const bit = [](bool takes, DType type) { return takes ? 1u << static_cast<unsigned>(type) : 0u; };
+    unsigned const sums =
+        bit(takes_sums<float>(comm), DType::f32) | bit(takes_sums<double>(comm), DType::f64) |
+        bit(takes_sums<bf16>(comm), DType::bf16) | bit(takes_sums<fp16>(comm), DType::f16) |
+        bit(takes_sums<std::int64_t>(comm), DType::i64);
     return {fsdp::registers_memory(comm), fsdp::takes_means(comm), order_among_peers(comm),
             static_cast<std::uint8_t>(sums)};
   }
@@ -223,7 +228,7 @@ class AnyCommunicator {
         case DType::f16: return collective_of<fp16>(stream, transfer, label);
         case DType::i64: return collective_of<std::int64_t>(stream, transfer, label);
       }
-      refuse(transfer);  // no type
+      refuse(transfer, label);  // no type
     }
     void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) override {
       comm.wait_for_peers(stream, ticket, site);
@@ -237,12 +242,7 @@ class AnyCommunicator {
     void note_failure([[maybe_unused]] Failure const& why) noexcept override {
       if constexpr (requires { comm.note_failure(why); }) comm.note_failure(why);
     }
-    void leave_failure([[maybe_unused]] Failure const& why) noexcept override {
-      if constexpr (requires { comm.leave_failure(why); })
-        comm.leave_failure(why);
-      else
-        std::fprintf(stderr, "fsdp: rank %d: %s\n", this->rank, why.text.c_str());
-    }
+    void leave_failure(Failure const& why) noexcept override { comm::leave_failure(comm, why); }
     void keep_end([[maybe_unused]] int engine, [[maybe_unused]] std::string_view history) noexcept override {
       if constexpr (KeepsEnds<C>) comm.keep_end(engine, history);
     }
@@ -274,11 +274,12 @@ class AnyCommunicator {
             return comm.broadcast(stream, recv, t.count, t.root, label);
           break;
       }
-      refuse(t);
+      refuse(t, label);
     }
-    [[noreturn, gnu::cold]] void refuse(Transfer const& t) const {
-      fail<UsageError>("rank {}: the communicator that AnyCommunicator holds has no {} of {}", this->rank, name(t.kind),
-                       fsdp::name(t.type));
+    [[noreturn, gnu::cold]] void refuse(Transfer const& t, Label label) const {
+      auto const whose = label.unit.empty() ? std::string() : formatted(" for unit '{}' ({})", label.unit, label.pass);
+      fail<UsageError>("rank {}: the communicator that AnyCommunicator holds has no {} of {}{}", this->rank,
+                       name(t.kind), fsdp::name(t.type), whose);
     }
 
     C comm;
@@ -307,7 +308,8 @@ class Mesh {
  public:
   using Comm = C;
 
-  explicit Mesh(C world) : world_(std::move(world)) {}
+  /// @throws UsageError if the world is an AnyCommunicator that was moved from
+  explicit Mesh(C world) : world_(std::move(world)) { static_cast<void>(world_.rank()); }
 
   C& world() { return world_; }
   int rank() const { return world_.rank(); }

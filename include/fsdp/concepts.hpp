@@ -76,8 +76,8 @@ struct Ticket {
 /// In place: all_gather with `send == recv + rank * count`; reduce_scatter with `recv == send + rank * count`;
 /// all_reduce with `send == recv`. Otherwise `send` and `recv` are apart. An all_reduce is in place on all ranks or on
 /// none: a model may refuse others.
-/// What the concept asks in fp32, engines ask in the types of their precision; reductions in bf16 and fp16 where they can
-/// be had, for EngineOptions::reduce_dtype.
+/// The concept asks for collectives of fp32; engines need them in the types of their precision, and for
+/// EngineOptions::reduce_dtype reductions in bf16 or fp16.
 /// A rank's input may still be read by peers after its own collective has completed: before it is overwritten, the
 /// stream that overwrites it calls `wait_for_peers` with the collective's ticket. It need not for the input of an earlier
 /// collective: when an all_gather, reduce_scatter or all_reduce completes on a rank, all peers have ended the collectives
@@ -118,6 +118,18 @@ concept Sums = requires(C& comm, typename C::Device::Stream& stream, T const* se
 };
 
 }  // namespace detail
+
+/// Whether a communicator's reduce_scatter and all_reduce take elements of type T. One that has both for all types may say
+/// by a member `sums(DType)` which of them it takes.
+template <class T, class C>
+constexpr bool takes_sums(C const& comm) {
+  if constexpr (!detail::Sums<C, T>)
+    return false;
+  else if constexpr (requires { comm.sums(dtype_of<T>); })
+    return comm.sums(dtype_of<T>);
+  else
+    return true;
+}
 
 /// Whether a collective that completes says that peers have ended the ones before it: see Communicator.
 template <class C>

@@ -295,18 +295,10 @@ struct EngineCore {
     if constexpr (TellsFailure<Stream> && requires(Failure const& why) { mesh->world().note_failure(why); })
       if (auto const* const failed = failures.failed_stream()) mesh->world().note_failure(*failed->failure());
   }
-  /// Leaves a stream's failure that no call has thrown to the world, which reports it when it ends; if it cannot,
-  /// reports it now.
+  /// Leaves a stream's failure that no call has thrown to the world.
   [[gnu::cold]] void leave_failure() noexcept {
-    if constexpr (TellsFailure<Stream>) {
-      auto const* const failed = failures.failed_stream();
-      if (failed == nullptr) return;
-      if constexpr (requires { mesh->world().leave_failure(*failed->failure()); }) {
-        mesh->world().leave_failure(*failed->failure());
-      } else {
-        std::fprintf(stderr, "fsdp: rank %d: %s\n", where.rank, failed->failure()->text.c_str());
-      }
-    }
+    if constexpr (TellsFailure<Stream>)
+      if (auto const* const failed = failures.failed_stream()) comm::leave_failure(mesh->world(), *failed->failure());
   }
 
   Mesh<C>* mesh;

@@ -203,7 +203,7 @@ class Snapshots {
       word.state = 'M', word.error = error.what();
     }
   }
-  /// What the ranks' words decide: whether the snapshot of `step` begins, and whether the one before was kept.
+  /// Decides by the ranks' words whether the snapshot of `step` begins, and whether the one before was kept.
   SnapshotTaken outcome(std::string const& answer, std::int64_t step) {
     auto const said = answer.substr(checkpoint::SnapshotWord::what_at);
     if (answer[0] == 'C') fail<ConfigError>("{}", said);

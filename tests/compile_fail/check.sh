@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Code that must not compile, and the words of its errors. Every snippet here compiles with -DCONTROL; without it, the compiler says
 # what the snippet's `// expect:` lines say (regular expressions, all of them), in at most 20 lines or as many as its
-# `// lines:` allows.
+# `// lines:` allows, besides those that name who includes whom.
 # usage: check.sh gcc|clang|nvcc COMPILER WORK_DIR
 # timeout: 3600
 set -euo pipefail

@@ -60,7 +60,7 @@ openblas_header $headers/openblas-pthread
 library $libraries/openblas-pthread
 configure "$debian"
 takes $headers/openblas-pthread $libraries/openblas-pthread/libopenblas.so
-# What an earlier version took: the folder of the preferred header.
+# An earlier version took the folder of the preferred header.
 configure "$debian" -DOpenBLAS_INCLUDE_DIR="$work/$headers" -DOpenBLAS_LIBRARY="$work/$libraries/libopenblas.so"
 takes $headers/openblas-pthread $libraries/openblas-pthread/libopenblas.so
 

@@ -104,7 +104,7 @@ exit_codes() {
   starts 3
   started 3 "-n 2 $train --init_from=auto"
   says "1 rank can be had, and --least=2: not going on"
-  # What the caller says of the start holds for each.
+  # The caller's --init_from is kept in each start.
   plan "exit 137" "exit 0"
   patiently 60 "$scripts/go_on.sh" --ranks=2 --least=1 mpirun -- nanogpt --init_from=auto:gpt2 > output 2>&1
   started 1 "-n 2 nanogpt --init_from=auto:gpt2"

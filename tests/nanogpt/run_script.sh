@@ -188,7 +188,7 @@ run "$work/tools" --gradient_checkpointing=true --lora_r=5 --model=nowhere
 sentence "--model: '$work/nowhere' has no config.json that can be read"
 unset script
 
-# What the build needs before CMake can say more is installed: by root, by sudo, or not at all. (No compiler is on these paths.)
+# Tools that the build needs before CMake can name others are installed by root, by sudo, or not at all. (These paths have no compiler.)
 stub packages apt-get << 'EOF'
 case " $* " in
   " update "*) exit 0 ;;

@@ -80,7 +80,7 @@ bool is_of(Trace const& trace, TraceFile const& file) {
 
 std::optional<Trace> read_trace(std::istream& stream, TraceLimits limits) {
   Events events(limits);
-  // What the callback refuses, the parser forgets: here every event, once it has been taken.
+  // The callback takes each event and refuses it, so that the parser frees it.
   auto const each = [&](int depth, Json::parse_event_t what, Json& parsed) {
     if (what != Json::parse_event_t::object_end) return true;
     if (depth == 1) events.take_header(parsed);

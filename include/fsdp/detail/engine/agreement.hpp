@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks compare: descriptions, hashes of optimizer steps and of written values, errors on one rank that all
-// ranks throw.
+// Compares descriptions, and hashes of optimizer steps and of written values, over ranks; carries an error of one rank to
+// all ranks.
 #pragma once
 
 #include <algorithm>

@@ -54,12 +54,10 @@ struct GradientSums {
   /// The operations for a type that fp32 gradients may be rounded to.
   /// @throws ConfigError if the communicator sums no such elements
   [[gnu::cold]] static GradientSums narrow(DType type, C const& world) {
-    bool takes = true;
-    if constexpr (requires { world.sums(type); }) takes = world.sums(type);
     if constexpr (Sums<C, bf16>)
-      if (takes && type == DType::bf16) return rounded_to<bf16>();
+      if (type == DType::bf16 && takes_sums<bf16>(world)) return rounded_to<bf16>();
     if constexpr (Sums<C, fp16>)
-      if (takes && type == DType::f16) return rounded_to<fp16>();
+      if (type == DType::f16 && takes_sums<fp16>(world)) return rounded_to<fp16>();
     fail<ConfigError>("rank {}: reduce_dtype {}: the communicator's reduce_scatter and all_reduce do not take {}",
                       world.rank(), fsdp::name(type), fsdp::name(type));
   }
@@ -121,11 +119,9 @@ class Executor {
         history_(&history),
         rounded_(wire ? Sums::narrow(*wire, world) : Sums{}),
         waits_(device_, streams, groups_) {
-    if constexpr (requires { world.sums(DType{}); })
-      if (!world.sums(dtype_of<Reduce>))
-        fail<ConfigError>(
-            "rank {}: gradients are {}, which the communicator's reduce_scatter and all_reduce do not take",
-            world.rank(), fsdp::name(dtype_of<Reduce>));
+    if (!takes_sums<Reduce>(world))
+      fail<ConfigError>("rank {}: gradients are {}, which the communicator's reduce_scatter and all_reduce do not take",
+                        world.rank(), fsdp::name(dtype_of<Reduce>));
     for (int pass = 0; pass < passes_ahead; ++pass) begun_.push_back(device_.make_event());
   }
 

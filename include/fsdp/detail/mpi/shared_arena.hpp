@@ -261,7 +261,7 @@ class SharedFile {
   int file_ = -1;
 };
 
-/// What a rank of the node says before a segment is made.
+/// The text that each rank of a node sends to the others before a segment is made.
 struct SegmentOffer {
   std::size_t bytes = 0;
   std::uint64_t id = 0;
