@@ -59,7 +59,7 @@ int main(int argc, char** argv) {
   }
   int const failed = run_catch(static_cast<int>(arguments.size()), arguments.data());
   std::cout.rdbuf(shown);
-  fsdp::mpi::detail::left_failure().forget();  // tests in which streams fail have judged that themselves
+  fsdp::mpi::detail::deferred_failure().forget();  // tests in which streams fail have judged that themselves
   int const own = failed != 0 ? 1 : 0;
   int any = own;
   MPI_Allreduce(&own, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);

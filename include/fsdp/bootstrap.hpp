@@ -152,9 +152,9 @@ class TcpGroup {
     return texts;
   }
 
-  /// Gathers texts on rank 0, and sends its answer to all ranks: see comm::consult.
+  /// Gathers texts on rank 0, and sends its answer to all ranks: see comm::ask_first_rank.
   template <class Answer>
-  std::string consult(std::string const& mine, std::string_view what, Answer const& answer) {
+  std::string ask_first_rank(std::string const& mine, std::string_view what, Answer const& answer) {
     if (size_ == 1) return answer(std::vector<std::string>{mine});
     std::string told;
     together([&] { told = ask(mine, what, [&](auto const& texts) { return Answers{answer(texts)}; }); });

@@ -23,8 +23,8 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::comm {
 /// Gathers a text of every rank on rank 0, and broadcasts its answer. Rank 0 receives every text once, and sends the
 /// answer once to each rank, so its traffic grows linearly with the number of ranks; `exchange` sends every text to
 /// every rank.
-/// @param world   a communicator. One without a `consult` of its own exchanges the texts, and every rank computes the
-///                answer
+/// @param world   a communicator. One without an `ask_first_rank` of its own exchanges the texts, and every rank computes
+///                the answer
 /// @param what    the texts are, in a word or two: equal on all ranks
 /// @param answer  called with the texts in the order of ranks; returns a std::string. It depends on nothing else, and
 ///                throws nothing: rank 0 may call it for all
@@ -32,21 +32,39 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::comm {
 /// @throws OrderError on every rank if their `what` differ
 /// @note Collective: yes; blocks.
 template <class C, class Answer>
-std::string consult(C& world, std::string const& mine, std::string_view what, Answer const& answer) {
-  if constexpr (requires { world.consult(mine, what, answer); })
+std::string ask_first_rank(C& world, std::string const& mine, std::string_view what, Answer const& answer) {
+  if constexpr (requires { world.ask_first_rank(mine, what, answer); })
+    return world.ask_first_rank(mine, what, answer);
+  else if constexpr (requires { world.consult(mine, what, answer); })  // its former name
     return world.consult(mine, what, answer);
   else
     return answer(world.exchange(mine, what));
 }
+template <class C, class Answer>
+[[deprecated("write ask_first_rank")]] std::string consult(C& world, std::string const& mine, std::string_view what,
+                                                           Answer const& answer) {
+  return ask_first_rank(world, mine, what, answer);
+}
 
-/// Leaves why a rank has failed to its world, which reports it when the run ends. Of a world that cannot do that, prints it
-/// on stderr now.
+/// Leaves why a rank has failed to its world, which reports it when the run ends; prints it on stderr if the world cannot
+/// do that.
 template <class C>
-void leave_failure(C& world, Failure const& why) noexcept {
-  if constexpr (requires { world.leave_failure(why); })
+void defer_failure(C& world, Failure const& why) noexcept {
+  if constexpr (requires { world.defer_failure(why); })
+    world.defer_failure(why);
+  else if constexpr (requires { world.leave_failure(why); })  // its former name
     world.leave_failure(why);
   else
     std::fprintf(stderr, "fsdp: rank %d: %s\n", world.rank(), why.text.c_str());
+}
+
+/// Hands what an engine did last to its world, if that compares it over ranks at the end of the run: see ReportsHistory.
+template <class C>
+void report_history(C& world, int engine, std::string_view history) noexcept {
+  if constexpr (ReportsHistory<C>)
+    world.report_history(engine, history);
+  else if constexpr (requires { world.keep_end(engine, history); })  // its former name
+    world.keep_end(engine, history);
 }
 
 /// Answers with rank 0's text, or with "" if there is none.
@@ -131,20 +149,20 @@ class AnyCommunicator {
     return held().exchange(text, what);
   }
   template <class Answer>
-  std::string consult(std::string const& text, std::string_view what, Answer const& answer) {
+  std::string ask_first_rank(std::string const& text, std::string_view what, Answer const& answer) {
     auto const call = [&](std::vector<std::string> const& texts) { return answer(texts); };
-    return held().consult(text, what, {&call, [](void const* of, std::vector<std::string> const& texts) {
+    return held().ask_first_rank(text, what, {&call, [](void const* of, std::vector<std::string> const& texts) {
                                          return (*static_cast<decltype(call) const*>(of))(texts);
                                        }});
   }
   void note_failure(Failure const& why) noexcept {
     if (held_ != nullptr) held_->note_failure(why);
   }
-  void leave_failure(Failure const& why) noexcept {
-    if (held_ != nullptr) held_->leave_failure(why);
+  void defer_failure(Failure const& why) noexcept {
+    if (held_ != nullptr) held_->defer_failure(why);
   }
-  void keep_end(int engine, std::string_view history) noexcept {
-    if (held_ != nullptr) held_->keep_end(engine, history);
+  void report_history(int engine, std::string_view history) noexcept {
+    if (held_ != nullptr) held_->report_history(engine, history);
   }
 
   bool registers_memory() const { return held().traits.registers_memory; }
@@ -186,10 +204,10 @@ class AnyCommunicator {
     virtual Ticket collective(Stream& stream, Transfer const& transfer, Label label) = 0;
     virtual void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) = 0;
     virtual std::vector<std::string> exchange(std::string const& text, std::string_view what) = 0;
-    virtual std::string consult(std::string const& text, std::string_view what, Answerer answer) = 0;
+    virtual std::string ask_first_rank(std::string const& text, std::string_view what, Answerer answer) = 0;
     virtual void note_failure(Failure const& why) noexcept = 0;
-    virtual void leave_failure(Failure const& why) noexcept = 0;
-    virtual void keep_end(int engine, std::string_view history) noexcept = 0;
+    virtual void defer_failure(Failure const& why) noexcept = 0;
+    virtual void report_history(int engine, std::string_view history) noexcept = 0;
 
     int const rank, size;
     D const device;
@@ -236,15 +254,15 @@ class AnyCommunicator {
     std::vector<std::string> exchange(std::string const& text, std::string_view what) override {
       return comm.exchange(text, what);
     }
-    std::string consult(std::string const& text, std::string_view what, Answerer answer) override {
-      return comm::consult(comm, text, what, answer);
+    std::string ask_first_rank(std::string const& text, std::string_view what, Answerer answer) override {
+      return comm::ask_first_rank(comm, text, what, answer);
     }
     void note_failure([[maybe_unused]] Failure const& why) noexcept override {
       if constexpr (requires { comm.note_failure(why); }) comm.note_failure(why);
     }
-    void leave_failure(Failure const& why) noexcept override { comm::leave_failure(comm, why); }
-    void keep_end([[maybe_unused]] int engine, [[maybe_unused]] std::string_view history) noexcept override {
-      if constexpr (KeepsEnds<C>) comm.keep_end(engine, history);
+    void defer_failure(Failure const& why) noexcept override { comm::defer_failure(comm, why); }
+    void report_history(int engine, std::string_view history) noexcept override {
+      comm::report_history(comm, engine, history);
     }
 
    private:

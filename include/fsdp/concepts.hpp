@@ -59,7 +59,7 @@ concept Device = std::copyable<D> && std::movable<typename D::Stream> && std::mo
 struct Label {
   std::string_view unit;  ///< the unit whose data move
   std::string_view pass;  ///< "forward", "backward", "optimizer", ...
-  std::string_view since{};  ///< a text that must be equal on all ranks, such as their latest steps; copied if kept
+  std::string_view history{};  ///< a text that must be equal on all ranks, such as their latest steps; copied if kept
 };
 
 /// Identifies one enqueued collective of a communicator, for `wait_for_peers`.
@@ -86,7 +86,7 @@ struct Ticket {
 ///
 /// split, allocate and exchange are the control plane: they block, and say what they are for (the new communicator's
 /// name, what the texts are), so that ranks which call different ones all get an OrderError that names both. A model may
-/// have `consult(text, what, answer)` too, in which rank 0 answers for all: see comm::consult.
+/// have `ask_first_rank(text, what, answer)` too, in which rank 0 answers for all: see comm::ask_first_rank.
 template <class C>
 concept Communicator =
     std::movable<C> && Device<typename C::Device> &&
@@ -177,12 +177,16 @@ constexpr bool takes_means(C const& comm) {
     return TakesMeans<C>;
 }
 
-/// A communicator that keeps what an engine was doing last when it ends, for the end of the run, which compares it over
-/// the ranks of the communicator. Not collective, and does not throw.
+/// A communicator that takes what an engine did last, when the engine ends, and compares it over its ranks at the end of the
+/// run. Not collective, and does not throw.
 template <class C>
-concept KeepsEnds = requires(C& comm, int engine, std::string_view history) {
-  { comm.keep_end(engine, history) } noexcept;              // engine: its number in its mesh, equal on all ranks
+concept ReportsHistory = requires(C& comm, int engine, std::string_view history) {
+  { comm.report_history(engine, history) } noexcept;        // engine: its number in its mesh, equal on all ranks
 };
+
+/// The former name of ReportsHistory, for one version.
+template <class C>
+concept KeepsEnds = ReportsHistory<C>;
 
 /// Divides a unit's parameters, gradients and optimizer state over ranks (see strategy.hpp). Engine and Engine::shard
 /// take one. A strategy that has a member `group` as well (int) shards within groups of so many consecutive ranks, and

@@ -75,10 +75,9 @@ struct EngineCore {
     bool const told = std::uncaught_exceptions() > exceptions || failures.was_told();
     failures.for_each_stream([&](Stream& stream) { drain(stream); });
     notify_peers();
-    if (!told) leave_failure();
+    if (!told) defer_failure();
     if (!sealed) mesh->forget_engine(number);
-    if constexpr (KeepsEnds<C>)
-      if (sealed && !told) mesh->world().keep_end(number, history.text());
+    if (sealed && !told) comm::report_history(mesh->world(), number, history.text());
   }
 
   /// Seals the engine: see Engine::seal.
@@ -146,7 +145,7 @@ struct EngineCore {
   /// @throws PeerError if a rank cannot; ConfigError if replicas were given different values
   /// @note Collective: yes.
   [[gnu::cold]] void expect_all_sealed(std::string const& mine) {
-    auto const problem = comm::consult(mesh->world(), mine, "an engine's sealing", [&](auto const& texts) {
+    auto const problem = comm::ask_first_rank(mesh->world(), mine, "an engine's sealing", [&](auto const& texts) {
       for (auto const& text : texts)
         if (text.starts_with('!')) return text;
       auto const& units = declared.units();
@@ -296,9 +295,9 @@ struct EngineCore {
       if (auto const* const failed = failures.failed_stream()) mesh->world().note_failure(*failed->failure());
   }
   /// Leaves a stream's failure that no call has thrown to the world.
-  [[gnu::cold]] void leave_failure() noexcept {
+  [[gnu::cold]] void defer_failure() noexcept {
     if constexpr (TellsFailure<Stream>)
-      if (auto const* const failed = failures.failed_stream()) comm::leave_failure(mesh->world(), *failed->failure());
+      if (auto const* const failed = failures.failed_stream()) comm::defer_failure(mesh->world(), *failed->failure());
   }
 
   Mesh<C>* mesh;

@@ -76,7 +76,7 @@ std::string find_not_finite(E& engine, O& optimizer) {
       if (!are_finite(std::span<std::byte const>(staging).first(bytes), slice.dtype)) found = described(slice);
     }
   }
-  return comm::consult(engine.world(), found, "state that is not finite", comm::first_text);
+  return comm::ask_first_rank(engine.world(), found, "state that is not finite", comm::first_text);
 }
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint

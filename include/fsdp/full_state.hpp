@@ -36,7 +36,7 @@ class ReadParts {
   /// @note Collective: yes; rank 0 receives a character a tensor of every rank.
   template <class E>
   [[gnu::cold]] void expect_whole_tensors(E& engine) const {
-    auto const problem = comm::consult(engine.world(), signs_, "imported tensors", [&](auto const& texts) {
+    auto const problem = comm::ask_first_rank(engine.world(), signs_, "imported tensors", [&](auto const& texts) {
       std::size_t tensor = 0;
       auto const shards = engine.shards();
       for (std::size_t u = 0; u < shards.size(); ++u) {
@@ -286,10 +286,11 @@ void import_shard(E& engine, Read&& read) {
   }
   if constexpr (std::is_same_v<decltype(read(std::declval<TensorInfo const&>(), 0, std::span<float>())), bool>)
     parts.expect_whole_tensors(engine);
-  auto const differing = comm::consult(engine.world(), written.text(), "imported values", [&](auto const& texts) {
-    return detail::differing_replicas(
-        texts, shards.size(), [&](std::size_t u) -> auto& { return shards[u]; }, "imported values");
-  });
+  auto const differing =
+      comm::ask_first_rank(engine.world(), written.text(), "imported values", [&](auto const& texts) {
+        return detail::differing_replicas(
+            texts, shards.size(), [&](std::size_t u) -> auto& { return shards[u]; }, "imported values");
+      });
   if (!differing.empty()) fail<ConfigError>("rank {}: {}", engine.rank(), differing);
   shards.passes().end_replacing();
 }

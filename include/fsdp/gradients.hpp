@@ -128,12 +128,12 @@ template <class E>
                                 parts * static_cast<std::int64_t>(sizeof(double)));
     std::array<char, 128> said{};
     auto const history = shards.history().text();
-    auto const since = formatted_to(said, "{} norm with max_norm {}{}{}", name(options.norm), max_norm,
+    auto const compared = formatted_to(said, "{} norm with max_norm {}{}{}", name(options.norm), max_norm,
                                     history.empty() ? "" : ", ", history);
     norm.ticket = shards.with_cause([&] {
       return shards.scalar_communicator().all_reduce(compute, static_cast<double const*>(norm.parts), norm.parts,
                                                      static_cast<std::size_t>(parts),
-                                                     Label{"gradient norm", "optimizer", since});
+                                                     Label{"gradient norm", "optimizer", compared});
     });
     span.end();
   }

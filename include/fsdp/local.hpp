@@ -123,8 +123,8 @@ void run_ranks(int ranks, RankCalls<D> const& calls) {
 /// @param ranks 1 to 256: see pairwise::max_ranks
 /// @param device the device of every rank, or a callable that returns the device of the rank it is given
 /// @param body called concurrently, with an rvalue (or an lvalue) Communicator
-/// @throws the error of the first rank that failed; what an engine has left (leave_failure); OrderError if engines
-/// ended differently (KeepsEnds)
+/// @throws the error of the first rank that failed; what an engine has left (defer_failure); OrderError if engines
+/// ended differently (ReportsHistory)
 template <class DeviceOrFactory, class Body>
 void run(int ranks, DeviceOrFactory const& device, Body&& body) {
   using B = std::remove_reference_t<Body>;

@@ -20,7 +20,7 @@
 #include "fsdp/detail/mpi/calls.hpp"
 #include "fsdp/detail/mpi/collectives.hpp"
 #include "fsdp/detail/mpi/environment.hpp"
-#include "fsdp/detail/mpi/family.hpp"
+#include "fsdp/detail/mpi/world_state.hpp"
 #include "fsdp/detail/mpi/group.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host.hpp"
@@ -149,7 +149,7 @@ class BasicCommunicator {
   void note_failure(Failure const& why) noexcept { state().group->note_cause(why); }
   /// A stream of this rank has failed, and no call has thrown that: mpi::run or Environment reports it and ends with an
   /// error.
-  void leave_failure(Failure const& why) noexcept { detail::left_failure().set(why.text, false); }
+  void defer_failure(Failure const& why) noexcept { detail::deferred_failure().set(why.text, false); }
 
   /// All-gathers a text. Blocks the calling thread.
   /// @param what the texts are, in a word or two: equal on all ranks
@@ -158,15 +158,15 @@ class BasicCommunicator {
   std::vector<std::string> exchange(std::string const& text, std::string_view what) {
     return state().group->exchange(text, what);
   }
-  /// Gathers texts on rank 0, and sends its answer to all ranks: see comm::consult.
+  /// Gathers texts on rank 0, and sends its answer to all ranks: see comm::ask_first_rank.
   template <class Answer>
-  std::string consult(std::string const& text, std::string_view what, Answer const& answer) {
-    return state().group->consult(text, what, answer);
+  std::string ask_first_rank(std::string const& text, std::string_view what, Answer const& answer) {
+    return state().group->ask_first_rank(text, what, answer);
   }
 
   /// Records the end of an engine of this rank: Environment::expect_equal_ends compares its last steps over ranks. See
-  /// KeepsEnds.
-  void keep_end(int engine, std::string_view history) noexcept {
+  /// ReportsHistory.
+  void report_history(int engine, std::string_view history) noexcept {
     if (state_ == nullptr) return;
     std::scoped_lock const lock(detail::ends().mutex);
     detail::ends().ends.add(state_->group->id(), engine, history);
@@ -216,8 +216,8 @@ class BasicCommunicator {
     if (host::wait_deadline() < 2 * options.timeout) host::set_wait_deadline(2 * options.timeout);
     static std::atomic<std::uint64_t> worlds{0};  // all ranks make the same ones
     auto const id = ++worlds;
-    auto family = std::make_shared<detail::Family>(environment.post(), id, environment.rank());
-    return std::make_shared<detail::Group>(world, environment.nodes(options.ranks_per_node), std::move(family),
+    auto state = std::make_shared<detail::WorldState>(environment.mail(), id, environment.rank());
+    return std::make_shared<detail::Group>(world, environment.nodes(options.ranks_per_node), std::move(state),
                                            detail::hash_of(formatted("world {}", id)), "world",
                                            std::vector<std::uint64_t>{}, options);
   }
@@ -246,7 +246,7 @@ class BasicCommunicator {
     header.sequence = own.sequence + 1;
     header.count = extent.count;
     header.unit_hash = detail::hash_of(label.unit);
-    header.since_hash = detail::hash_of(label.since);
+    header.history_hash = detail::hash_of(label.history);
     header.root = root;
     header.collective = collective;
     header.type = dtype_of<T>;
@@ -256,7 +256,7 @@ class BasicCommunicator {
       header.numbers = own.group->enter(operation);
       detail::copy_text(header.unit, label.unit);
       detail::copy_text(header.pass, label.pass);
-      detail::copy_text(header.since, label.since);
+      detail::copy_text(header.history, label.history);
     }
     try {
       stream.enqueue(Task(state_, call));

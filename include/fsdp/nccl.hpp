@@ -116,7 +116,7 @@ class Communicator {
     if (parent.comm == nullptr) return Communicator(std::make_unique<State>(parent.device, 0, 1, parent.options));
     parent.device.make_current();
     if (parent.watch) parent.watch->drain();  // NCCL wants no collective in flight
-    static_cast<void>(consult({}, comm::split_of(what), comm::no_text));
+    static_cast<void>(ask_first_rank({}, comm::split_of(what), comm::no_text));
     auto config = detail::make_config(parent.options);
     ncclComm_t made = nullptr;
     {
@@ -207,11 +207,11 @@ class Communicator {
     return state_->exchange(text, what);
   }
 
-  /// Gathers texts on rank 0, and sends its answer to all ranks: see comm::consult.
+  /// Gathers texts on rank 0, and sends its answer to all ranks: see comm::ask_first_rank.
   template <class Answer>
-  std::string consult(std::string const& text, std::string_view what, Answer const& answer) {
+  std::string ask_first_rank(std::string const& text, std::string_view what, Answer const& answer) {
     if (size() == 1) return answer(std::vector<std::string>{text});
-    return state_->consult(text, what, answer);
+    return state_->ask_first_rank(text, what, answer);
   }
 
  private:
@@ -255,7 +255,7 @@ class Communicator {
 
   /// @throws OrderError on every rank, naming what this rank and the first that differs are about to run
   void check_order(comm::CallDescription operation) {
-    operation.label.since = {};
+    operation.label.history = {};
     auto const mine = operation.describe();
     auto const texts = exchange(mine, "order check");
     for (std::size_t peer = 0; peer < texts.size(); ++peer) {

@@ -111,7 +111,7 @@ class Snapshots {
     auto total = whole_words(bytes);
     for (auto const member : kept) total += whole_words(members[member].bytes);
     if (word.state != 'C') make_room(total, word);
-    auto const answer = comm::consult(engine_->world(), word.text(), "a snapshot", answer_to_words);
+    auto const answer = comm::ask_first_rank(engine_->world(), word.text(), "a snapshot", answer_to_words);
     auto const taken = outcome(answer, step);
     if (!taken.begun) return taken;
 
@@ -140,7 +140,7 @@ class Snapshots {
   std::string wait() {
     if (thread_.joinable()) thread_.join();
     auto const mine = state_ == State::failed ? formatted("rank {}: {}", engine_->rank(), failure_) : std::string();
-    auto const why = comm::consult(engine_->world(), mine, "a snapshot's end", comm::first_text);
+    auto const why = comm::ask_first_rank(engine_->world(), mine, "a snapshot's end", comm::first_text);
     if (why.empty()) keep_last();
     return why.empty() ? why : formatted("the snapshot of step {} was not kept: {}", step_, why);
   }
@@ -155,7 +155,7 @@ class Snapshots {
     whole_.clear();
     whole_step_ = step_ = -1;
     state_ = State::none;
-    static_cast<void>(comm::consult(engine_->world(), std::string(), "snapshots are removed", comm::no_text));
+    static_cast<void>(comm::ask_first_rank(engine_->world(), std::string(), "snapshots are removed", comm::no_text));
   }
 
  private:
@@ -421,7 +421,7 @@ LoadedCheckpoint load_snapshot(E& engine, O& optimizer, FoundSnapshot const& fou
       mine = slices_to_fetch(engine, state, found);
       return "";
     });
-    auto const fetched = comm::consult(world, runs_text(mine), "slices to send", united_runs);
+    auto const fetched = comm::ask_first_rank(world, runs_text(mine), "slices to send", united_runs);
     if (!fetched.empty()) {
       SnapshotBroadcast<typename E::Comm> send(world);
       std::exception_ptr failure;

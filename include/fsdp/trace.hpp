@@ -96,11 +96,11 @@ std::vector<std::int64_t> clock_offsets(C& world) {
   std::string seen;
   for (int round = 0; round < rounds; ++round) {
     auto const before = steady_ns();
-    static_cast<void>(comm::consult(world, std::string{}, "clocks", comm::no_text));
+    static_cast<void>(comm::ask_first_rank(world, std::string{}, "clocks", comm::no_text));
     seen += formatted("{} {} ", before, steady_ns());
   }
   std::vector<std::int64_t> offsets(ranks, 0);
-  static_cast<void>(comm::consult(world, seen, "clocks", [&](std::vector<std::string> const& texts) {
+  static_cast<void>(comm::ask_first_rank(world, seen, "clocks", [&](std::vector<std::string> const& texts) {
     for (std::size_t rank = 1; rank < ranks; ++rank) offsets[rank] = clock_offset(texts[0], texts[rank]);
     return std::string();
   }));
@@ -135,11 +135,13 @@ template <class C>
 std::vector<std::vector<TraceSpan>> gather_trace(C& world, std::vector<TraceSpan> const& mine) {
   auto const offsets = detail::clock_offsets(world);
   std::vector<std::vector<TraceSpan>> ranks;
-  static_cast<void>(comm::consult(world, detail::pack(mine), "trace", [&](std::vector<std::string> const& texts) {
-    if (world.rank() != 0) return std::string();
-    for (std::size_t rank = 0; rank < texts.size(); ++rank) ranks.push_back(detail::unpack(texts[rank], offsets[rank]));
-    return std::string();
-  }));
+  static_cast<void>(
+      comm::ask_first_rank(world, detail::pack(mine), "trace", [&](std::vector<std::string> const& texts) {
+        if (world.rank() != 0) return std::string();
+        for (std::size_t rank = 0; rank < texts.size(); ++rank)
+          ranks.push_back(detail::unpack(texts[rank], offsets[rank]));
+        return std::string();
+      }));
   return ranks;
 }
 

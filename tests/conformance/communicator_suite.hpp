@@ -542,7 +542,7 @@ struct CommunicatorSuite {
           expect(texts[static_cast<std::size_t>(peer)] == text(peer), "rank {}: round {}: a wrong text of rank {}",
                  r.rank, round, peer);
         }
-        auto const all = comm::consult(r.comm, text(r.rank), "texts", [](std::vector<std::string> const& told) {
+        auto const all = comm::ask_first_rank(r.comm, text(r.rank), "texts", [](std::vector<std::string> const& told) {
           std::string joined;
           for (auto const& one : told) joined += one + ";";
           return joined;
@@ -550,7 +550,7 @@ struct CommunicatorSuite {
         std::string expected;
         for (int peer = 0; peer < r.size; ++peer) expected += text(peer) + ";";
         expect(all == expected, "rank {}: round {}: a wrong answer", r.rank, round);
-        expect(comm::consult(r.comm, text(r.rank), "texts", comm::no_text).empty(), "an answer of nothing");
+        expect(comm::ask_first_rank(r.comm, text(r.rank), "texts", comm::no_text).empty(), "an answer of nothing");
       }
     });
   }
@@ -758,7 +758,7 @@ struct CommunicatorSuite {
   TEST_CASE(tag ": enqueueing does not wait for device work", "[communicator]") {                                  \
     fsdp::conformance::CommunicatorSuite<Fixture>::enqueue_does_not_wait();                                        \
   }                                                                                                                \
-  TEST_CASE(tag ": exchange and consult", "[communicator]") {                                                      \
+  TEST_CASE(tag ": exchange and ask_first_rank", "[communicator]") {                                                      \
     fsdp::conformance::CommunicatorSuite<Fixture>::exchange();                                                     \
   }                                                                                                                \
   TEST_CASE(tag ": split", "[communicator]") { fsdp::conformance::CommunicatorSuite<Fixture>::split(); }           \

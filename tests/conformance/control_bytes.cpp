@@ -108,8 +108,8 @@ class Controlled : public fsdp::testing::Forwarding<Controlled, fsdp::local::Com
     return control_->exchange(mine, what);
   }
   template <class Answer>
-  std::string consult(std::string const& mine, std::string_view what, Answer const& answer) {
-    return control_->consult(mine, what, answer);
+  std::string ask_first_rank(std::string const& mine, std::string_view what, Answer const& answer) {
+    return control_->ask_first_rank(mine, what, answer);
   }
 
  private:

@@ -134,12 +134,12 @@ TEST_CASE("mpi: a failure in a collective leaves those before it to peers that a
   for (int const ranks_per_node : {0, 1, 2}) {
     auto const& environment = test_environment();
     auto const id = 4711u + static_cast<unsigned>(ranks_per_node);  // nobody else's
-    auto family = std::make_shared<fsdp::mpi::detail::Family>(environment.post(), id, environment.rank());
+    auto state = std::make_shared<fsdp::mpi::detail::WorldState>(environment.mail(), id, environment.rank());
     MPI_Comm world = MPI_COMM_NULL;
     MPI_Comm_dup(MPI_COMM_WORLD, &world);
     fsdp::mpi::Options options;
     options.ranks_per_node = ranks_per_node;
-    fsdp::mpi::detail::Group group(world, environment.nodes(ranks_per_node), family, id + 100, "world", {}, options);
+    fsdp::mpi::detail::Group group(world, environment.nodes(ranks_per_node), state, id + 100, "world", {}, options);
     Collectives collectives(group);
     int const last = group.size() - 1;
     double value = 1;

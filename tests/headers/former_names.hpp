@@ -31,5 +31,6 @@ void run(fsdp::Engine<fsdp::local::Communicator<fsdp::host::Device>>& engine, fs
   fsdp::comm::Operation const call = fsdp::comm::CallDescription::exchange("texts");  // warns
   fsdp::TensorPlace const place = 0;                                                  // warns
   fsdp::Staging<fsdp::host::Device, float> const* const staging = nullptr;            // warns
+  static_cast<void>(fsdp::comm::consult(engine.world(), "", "texts", fsdp::comm::no_text));  // warns
   static_cast<void>(call), static_cast<void>(place), static_cast<void>(staging);
 }

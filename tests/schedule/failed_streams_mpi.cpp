@@ -49,7 +49,7 @@ std::string problem(failing::Case planned, int ranks_per_node, std::filesystem::
   Sent own{outcome.least, outcome.most, outcome.thrown ? 1 : 0, {}, {}, {}};
   write(own.error, outcome.error);
   write(own.wrong, outcome.wrong);
-  auto& left = fsdp::mpi::detail::left_failure();
+  auto& left = fsdp::mpi::detail::deferred_failure();
   if (left.failed()) write(own.left, left.text);
   left.forget();
   std::vector<Sent> all(static_cast<std::size_t>(environment.size()));

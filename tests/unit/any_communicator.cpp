@@ -73,13 +73,13 @@ class Noted {
     return {"mine", text};
   }
   template <class Answer>
-  std::string consult(std::string const& text, std::string_view what, Answer const& answer) {
-    note("consult {} {}", text, what);
+  std::string ask_first_rank(std::string const& text, std::string_view what, Answer const& answer) {
+    note("ask_first_rank {} {}", text, what);
     return answer(std::vector<std::string>{"first", text});
   }
   void note_failure(fsdp::Failure const& why) noexcept { note("failure {}", why.text.c_str()); }
-  void leave_failure(fsdp::Failure const& why) noexcept { note("left {}", why.text.c_str()); }
-  void keep_end(int engine, std::string_view history) noexcept { note("end {} {}", engine, history); }
+  void defer_failure(fsdp::Failure const& why) noexcept { note("left {}", why.text.c_str()); }
+  void report_history(int engine, std::string_view history) noexcept { note("end {} {}", engine, history); }
 
  private:
   template <class... Args>
@@ -89,7 +89,7 @@ class Noted {
   template <class T>
   Ticket collective(std::string_view what, Stream& stream, T const* send, T* receive, std::size_t count, Label label) {
     note("{} of {} {} on {}, {} to {}, {} {} {}", what, count, type_name<T>, stream.name(), fmt::ptr(send),
-         fmt::ptr(receive), label.unit, label.pass, label.since);
+         fmt::ptr(receive), label.unit, label.pass, label.history);
     return {notes_->size()};
   }
 
@@ -100,7 +100,7 @@ class Noted {
 };
 
 static_assert(fsdp::Communicator<World> && fsdp::RegistersMemory<World> && fsdp::TakesMeans<World> &&
-              fsdp::KeepsEnds<World>);
+              fsdp::ReportsHistory<World>);
 
 /// The least communicator: fp32 alone, and none of the optional members.
 class Least {
@@ -127,6 +127,21 @@ class Least {
   Device device_;
 };
 static_assert(fsdp::Communicator<Least>);
+
+/// Has the former names of three optional members.
+class Former : public Least {
+ public:
+  Former split(int, int, std::string_view) { return {}; }
+  template <class Answer>
+  std::string consult(std::string const&, std::string_view, Answer const&) {
+    return "asked";
+  }
+  void keep_end(int engine, std::string_view) noexcept { last_end = engine; }
+  void leave_failure(fsdp::Failure const&) noexcept { ++failures; }
+
+  static inline int last_end = 0, failures = 0;
+};
+static_assert(fsdp::Communicator<Former>);
 
 /// A wrapper of the user's, which is made from an AnyCommunicator and answers as that one does.
 class Wrapper {
@@ -186,7 +201,7 @@ TEST_CASE("any communicator hands every call on, and gives back what it got") {
   CHECK((world.sums(fsdp::DType::f32) && world.sums(fsdp::DType::bf16) && world.sums(fsdp::DType::f16)));
   CHECK((world.sums(fsdp::DType::f64) && world.sums(fsdp::DType::i64)));
   auto stream = world.device().make_stream("s", fsdp::StreamPriority::normal);
-  Label const label{"unit", "pass", "since"};
+  Label const label{"unit", "pass", "history"};
   CHECK(world.rank() == 5);
   CHECK(world.size() == 7);
 
@@ -199,7 +214,7 @@ TEST_CASE("any communicator hands every call on, and gives back what it got") {
   std::vector<std::string> expected;
   auto const expect = [&](std::string_view what, std::size_t count, std::string_view type, void const* from, void* to,
                           Ticket ticket) {
-    expected.push_back(fmt::format("whole: {} of {} {} on s, {} to {}, unit pass since", what, count, type,
+    expected.push_back(fmt::format("whole: {} of {} {} on s, {} to {}, unit pass history", what, count, type,
                                    fmt::ptr(from), fmt::ptr(to)));
     CHECK(ticket.sequence == expected.size());
   };
@@ -226,13 +241,13 @@ TEST_CASE("any communicator hands every call on, and gives back what it got") {
   expected.push_back(fmt::format("whole: wait s 9 {}", fsdp::name(fsdp::WaitSite::collective_peer_ready)));
   CHECK(world.exchange("text", "what") == std::vector<std::string>{"mine", "text"});
   expected.push_back("whole: exchange text what");
-  CHECK(world.consult("text", "what", [](std::vector<std::string> const& texts) { return texts[0] + texts[1]; }) ==
-        "firsttext");
-  CHECK(fsdp::comm::consult(world, "text", "what", fsdp::comm::text_of_first) == "first");
-  expected.insert(expected.end(), 2, "whole: consult text what");
+  CHECK(world.ask_first_rank("text", "what",
+                             [](std::vector<std::string> const& texts) { return texts[0] + texts[1]; }) == "firsttext");
+  CHECK(fsdp::comm::ask_first_rank(world, "text", "what", fsdp::comm::text_of_first) == "first");
+  expected.insert(expected.end(), 2, "whole: ask_first_rank text what");
   fsdp::Failure why;
   why.text = "why";
-  world.note_failure(why), world.leave_failure(why), world.keep_end(3, "history");
+  world.note_failure(why), world.defer_failure(why), world.report_history(3, "history");
   expected.insert(expected.end(), {"whole: failure why", "whole: left why", "whole: end 3 history"});
   void* const memory = world.allocate(11);
   expected.push_back("whole: allocate 11");
@@ -260,7 +275,7 @@ TEST_CASE("any communicator that was moved from says so, and can be released") {
   CHECK_THROWS_AS(world.split(0, 0, "part"), fsdp::UsageError);
   CHECK_THROWS_AS(world.sums(fsdp::DType::f32), fsdp::UsageError);
   world.deallocate(nullptr, 0);
-  world.keep_end(1, "end");
+  world.report_history(1, "end");
   CHECK_THROWS_AS(fsdp::Mesh(std::move(world)), fsdp::UsageError);
   CHECK(notes.empty());
 }
@@ -270,8 +285,8 @@ TEST_CASE("any communicator says what its communicator lacks, and refuses it by 
   CHECK_FALSE((world.registers_memory() || world.takes_means() || world.completes_in_order()));
   CHECK((world.sums(fsdp::DType::f32) && !world.sums(fsdp::DType::bf16) && !world.sums(fsdp::DType::f16)));
   CHECK_FALSE((fsdp::registers_memory(world) || fsdp::takes_means(world) || fsdp::order_among_peers(world)));
-  world.register_memory(nullptr, 1), world.keep_end(1, ""), world.note_failure({});
-  CHECK(world.consult("text", "what", fsdp::comm::first_text) == "text");
+  world.register_memory(nullptr, 1), world.report_history(1, ""), world.note_failure({});
+  CHECK(world.ask_first_rank("text", "what", fsdp::comm::first_text) == "text");
 
   auto const refusal = [](auto const& act) {
     try {
@@ -293,6 +308,14 @@ TEST_CASE("any communicator says what its communicator lacks, and refuses it by 
   std::vector<std::string> notes;
   World const whole = Noted(notes, "whole");
   CHECK(fsdp::detail::GradientSums<World>::narrow(fsdp::DType::f16, whole).round != nullptr);
+}
+
+TEST_CASE("communicators that have members of former names are called by them") {
+  World world = Former{};
+  CHECK(world.ask_first_rank("text", "what", fsdp::comm::no_text) == "asked");
+  world.report_history(3, "history"), world.defer_failure({});
+  CHECK(Former::last_end == 3);
+  CHECK(Former::failures == 1);
 }
 
 TEST_CASE("any communicator hands on each call of the least communicator, and its wrappers' answers") {

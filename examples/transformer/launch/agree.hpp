@@ -27,7 +27,7 @@ void agree(C& world, Check&& check) {
     problem = error.what();
     if (problem.empty()) problem = "an exception without a message";
   }
-  auto const text = fsdp::comm::consult(world, problem, "problems", fsdp::comm::first_text);
+  auto const text = fsdp::comm::ask_first_rank(world, problem, "problems", fsdp::comm::first_text);
   if (!text.empty()) throw AgreedError(text);
 }
 

@@ -51,7 +51,7 @@ template <class C>
 void expect_same_settings(C& world, Settings const& settings) {
   std::string mine;
   for (auto const& setting : all_settings()) mine += fmt::format("{}={}\n", setting.name, setting.text_of(settings));
-  auto const first = fsdp::comm::consult(world, mine, "settings", fsdp::comm::text_of_first);
+  auto const first = fsdp::comm::ask_first_rank(world, mine, "settings", fsdp::comm::text_of_first);
   if (first == mine) return;
   auto const differs = static_cast<std::size_t>(
       std::mismatch(mine.begin(), mine.end(), first.begin(), first.end()).first - mine.begin());

@@ -309,7 +309,7 @@ class TrainingLoop {
   void write_memory(std::int64_t iteration) {
     auto& engine = trainer_.engine();
     std::string text;  // rank 0's
-    static_cast<void>(fsdp::comm::consult(engine.world(), pack(rank_memory(engine.account())), "memory",
+    static_cast<void>(fsdp::comm::ask_first_rank(engine.world(), pack(rank_memory(engine.account())), "memory",
                                           [&](std::vector<std::string> const& ranks) {
                                             text = log_line_of_memory(iteration, ranks);
                                             return std::string();

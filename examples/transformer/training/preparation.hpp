@@ -70,7 +70,7 @@ template <class C>
 void expect_equal_data(C& world, Prepared const& ready) {
   std::string mine;
   agree(world, [&] { mine = data_text(ready); });
-  auto const first = fsdp::comm::consult(world, mine, "the data", fsdp::comm::text_of_first);
+  auto const first = fsdp::comm::ask_first_rank(world, mine, "the data", fsdp::comm::text_of_first);
   agree(world, [&] { expect_same_data(ready.settings, mine, first, world.rank()); });
 }
 
@@ -79,7 +79,7 @@ void expect_equal_data(C& world, Prepared const& ready) {
 /// @note Collective: yes; blocks.
 template <class C>
 void expect_shared_out_dir(C& world, std::filesystem::path const& out_dir, std::string const& mark) {
-  auto const first = fsdp::comm::consult(world, mark, "out_dir", fsdp::comm::text_of_first);
+  auto const first = fsdp::comm::ask_first_rank(world, mark, "out_dir", fsdp::comm::text_of_first);
   agree(world, [&] { expect_mark(out_dir, first, world.rank()); });
 }
 

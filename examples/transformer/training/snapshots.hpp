@@ -71,7 +71,7 @@ void look_for_snapshot(C& world, Prepared& ready) {
   ready.on_disk = run_on_disk(settings);
   auto const on_disk = ready.on_disk ? ready.on_disk->run : std::nullopt;
   auto const folder =
-      fsdp::comm::consult(world, settings.snapshot_folder, "the folder of snapshots", fsdp::comm::text_of_first);
+      fsdp::comm::ask_first_rank(world, settings.snapshot_folder, "the folder of snapshots", fsdp::comm::text_of_first);
   if (folder.empty()) {
     if (auto note = on_disk ? note_on_snapshots_of(*on_disk) : std::string(); !note.empty())
       ready.lines.push_back(std::move(note));
@@ -88,7 +88,7 @@ void look_for_snapshot(C& world, Prepared& ready) {
   ready.keeps_snapshots = true;
   std::string why;
   if (found && world.rank() == 0) why = refusal_of(*found, on_disk, settings.out_dir);
-  why = fsdp::comm::consult(world, why, "whether a snapshot is loaded", fsdp::comm::text_of_first);
+  why = fsdp::comm::ask_first_rank(world, why, "whether a snapshot is loaded", fsdp::comm::text_of_first);
   if (!found || !why.empty()) {
     if (why.empty()) why = ready.lines.empty() ? "no node has one" : "no node has a whole one";
     ready.lines.push_back(fmt::format("note: no snapshot is loaded: {}", why));

@@ -267,10 +267,11 @@ Nodes find_nodes(C& world, SnapshotPlace const& place, std::vector<std::string>*
     mine = std::string("!") + error.what();
   }
   std::vector<std::string> said;
-  auto const answer = comm::consult(world, mine, "nodes of snapshots", [&](std::vector<std::string> const& texts) {
-    said.clear();
-    return nodes_in(texts, said);
-  });
+  auto const answer =
+      comm::ask_first_rank(world, mine, "nodes of snapshots", [&](std::vector<std::string> const& texts) {
+        said.clear();
+        return nodes_in(texts, said);
+      });
   if (answer[0] == '!') fail<ConfigError>("snapshots: {}", answer.substr(1));
   if (notes != nullptr && world.rank() == 0) notes->insert(notes->end(), said.begin(), said.end());
   return Nodes(parse_runs(answer));

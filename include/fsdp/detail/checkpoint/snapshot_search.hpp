@@ -141,7 +141,7 @@ void complete_descriptions(C& world, FoundSnapshot& found) {
   std::vector<int> missing;
   for (int rank = 0; rank < found.ranks; ++rank)
     if (!held(rank)) missing.push_back(rank);
-  auto const union_of_missing = comm::consult(world, runs_text(missing), "descriptions of slices", united_runs);
+  auto const union_of_missing = comm::ask_first_rank(world, runs_text(missing), "descriptions of slices", united_runs);
   if (!union_of_missing.empty()) {
     SnapshotBroadcast<C> send(world);
     for (auto const rank : parse_runs(union_of_missing)) {
@@ -201,7 +201,7 @@ std::optional<FoundSnapshot> find_snapshot(C& world, SnapshotPlace const& place,
   auto const share = static_cast<std::size_t>(std::find(here.begin(), here.end(), world.rank()) - here.begin());
   auto const report = report_of_slices(place, model, share, here.size());
   std::vector<std::string> said;
-  auto const answer = comm::consult(world, report, "snapshots", [&](std::vector<std::string> const& reports) {
+  auto const answer = comm::ask_first_rank(world, report, "snapshots", [&](std::vector<std::string> const& reports) {
     said.clear();
     return newest_held(reports, said);
   });

@@ -43,7 +43,7 @@ struct CallDescription {
   std::string_view type{};          ///< of the elements; empty: their number is unknown too
   int root = -1;                    ///< of a broadcast; -1: there is none
   bool in_place = false;            ///< set if in place is a variant of its own
-  Label label{};                    ///< unit, pass, since
+  Label label{};                    ///< unit, pass, history
   std::string_view communicator{};  ///< name of the communicator
 
   static CallDescription collective(Collective kind, std::size_t count, DType type, int root, Label label) {
@@ -76,7 +76,7 @@ struct CallDescription {
     if (!label.unit.empty()) text += formatted(" for unit '{}'", label.unit);
     if (!label.pass.empty()) text += formatted(" ({})", label.pass);
     if (!communicator.empty()) text += formatted(" on '{}'", communicator);
-    if (!label.since.empty()) text += formatted(" after {}", label.since);
+    if (!label.history.empty()) text += formatted(" after {}", label.history);
     return text;
   }
 };
@@ -86,7 +86,7 @@ using Operation [[deprecated("write CallDescription")]] = CallDescription;
 [[gnu::cold]] inline std::string waiting_text(std::string_view who, CallDescription const& operation,
                                               AwakeClock::duration waited) {
   auto where = operation;
-  where.label.since = {};  // for ranks that disagree: these do not, or would have been told
+  where.label.history = {};  // for ranks that disagree: these do not, or would have been told
   return formatted("{}: waiting in {}, {}", who, where.describe(), host::elapsed_text(waited));
 }
 
@@ -109,7 +109,7 @@ constexpr std::string_view reason_to_end(bool terminated) { return terminated ? 
   if (first.call == second.call && first.label.unit == second.label.unit && first.root == second.root &&
       first.in_place == second.in_place) {
     auto const items = [](CallDescription const& of) {
-      return formatted("element type {}, number of elements {}, {}", of.type, of.count, of.label.since);
+      return formatted("element type {}, number of elements {}, {}", of.type, of.count, of.label.history);
     };
     cause = fsdp::detail::value_that_differs(items(first), first_rank, items(second), second_rank);
     if (cause.starts_with("history ")) cause = "calls before the last one differ";

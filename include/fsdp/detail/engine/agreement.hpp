@@ -120,10 +120,10 @@ class History {
 template <class Failure = ConfigError, class C>
 [[gnu::cold]] void expect_equal_texts(C& world, std::string const& mine, std::string_view what) {
   auto const digest = formatted("{} {:016x}", mine.size(), hash_name(mine));
-  auto const rank = comm::consult(world, digest, what, rank_that_differs);
+  auto const rank = comm::ask_first_rank(world, digest, what, rank_that_differs);
   if (rank.empty()) return;
   bool const concerned = world.rank() == 0 || formatted("{}", world.rank()) == rank;
-  auto const lines = comm::consult(world, concerned ? "=" + mine : std::string(), what, line_that_differs);
+  auto const lines = comm::ask_first_rank(world, concerned ? "=" + mine : std::string(), what, line_that_differs);
   fail<Failure>("rank {}: ranks disagree: {}; expected the same on all ranks", world.rank(), lines);
 }
 
@@ -159,7 +159,7 @@ template <class C>
   if (!values.empty()) std::memcpy(mine.data(), values.data(), bytes);
   mine += formatted("\n{} values", values.size());
   if (!history.empty()) mine += formatted(" after {}", history);
-  auto const answer = comm::consult(world, mine, "values to average", mean_of);
+  auto const answer = comm::ask_first_rank(world, mine, "values to average", mean_of);
   if (answer[0] != '=') fail<OrderError>("rank {}: ranks disagree: {}", world.rank(), answer.substr(1));
   std::vector<double> mean(values.size());
   if (!values.empty()) std::memcpy(mean.data(), answer.data() + 1, bytes);
@@ -253,7 +253,7 @@ std::string ending_of(Act&& act) {
 /// Agrees on the endings of all ranks (`mine` is from ending_of): see agreed().
 template <class C>
 std::string agree_on(C& world, std::string_view what, std::string const& mine) {
-  auto answer = comm::consult(world, mine, what, error_or_first);
+  auto answer = comm::ask_first_rank(world, mine, what, error_or_first);
   auto const kind = answer[0];
   answer.erase(0, 1);
   if (kind == 'R') fail<ResourceError>("{}", answer);

@@ -157,7 +157,7 @@ class Communicator {
   }
   /// A stream of this rank has failed, and no call has thrown that: run() throws it when the rank has returned.
   /// @note Collective: no
-  [[gnu::cold]] void leave_failure(Failure const& why) noexcept {
+  [[gnu::cold]] void defer_failure(Failure const& why) noexcept {
     if (rank_groups_ != nullptr) member_->group().run().leave(member_->world_rank(), why);
   }
 
@@ -169,9 +169,9 @@ class Communicator {
     return member().exchange(std::move(text), what);
   }
 
-  /// Records an engine's last event; see KeepsEnds: run() compares what ranks' engines did last.
-  void keep_end(int engine, std::string_view history) noexcept {
-    if (rank_groups_ != nullptr) member_->keep_end(engine, history);
+  /// Records an engine's last event; see ReportsHistory: run() compares what ranks' engines did last.
+  void report_history(int engine, std::string_view history) noexcept {
+    if (rank_groups_ != nullptr) member_->report_history(engine, history);
   }
 
  private:

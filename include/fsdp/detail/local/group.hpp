@@ -45,20 +45,20 @@ struct Transfer {
 struct Request : Transfer {
   Request() = default;
   Request(Transfer const& transfer, Label label)
-      : Transfer(transfer), unit(label.unit), pass(label.pass), since(label.since) {}
+      : Transfer(transfer), unit(label.unit), pass(label.pass), history(label.history) {}
 
   Text unit;
   Text pass;
-  Text since;
+  Text history;
 
   bool agrees(Request const& other) const {
     return collective == other.collective && dtype == other.dtype && count == other.count && root == other.root &&
-           in_place == other.in_place && unit == other.unit && since == other.since;
+           in_place == other.in_place && unit == other.unit && history == other.history;
   }
   /// Refers to the texts of this.
   [[gnu::noinline]] CallDescription operation() const {
     auto operation =
-        CallDescription::collective(collective, count, dtype, root, {unit.view(), pass.view(), since.view()});
+        CallDescription::collective(collective, count, dtype, root, {unit.view(), pass.view(), history.view()});
     operation.in_place = in_place;
     return operation;
   }

@@ -45,7 +45,7 @@ class Member {
   int world_rank() const { return group_->world_rank(rank_); }  ///< in the run, for messages
   D const& device() const { return device_; }
   Group<D>& group() const { return *group_; }
-  void keep_end(int engine, std::string_view history) const noexcept {
+  void report_history(int engine, std::string_view history) const noexcept {
     group_->run().ends(world_rank()).add(group_->id(), engine, history);
   }
 

@@ -77,12 +77,12 @@ struct FailureNote {
 };
 
 /// The failure of a stream of this process that no call had thrown before its engine ended.
-inline FailureNote& left_failure() {
+inline FailureNote& deferred_failure() {
   static FailureNote note;
   return note;
 }
 
-/// Sets of ranks of one family whose calls are followed: an engine has four.
+/// Sets of ranks of one world whose calls are followed: an engine has four.
 inline constexpr std::size_t most_call_sets = 8;
 
 /// A call, and the number of calls that its rank had then made in the communicators of each set of ranks, with this
@@ -107,7 +107,7 @@ struct CallRecord {
 using CallRing = comm::NoteRing<CallRecord, 1024>;
 
 /// Values that collectives compare when they meet: a call's number among the ranks of its communicator, and how many
-/// calls its rank had made among all ranks of the family.
+/// calls its rank had made among all ranks of the world.
 struct CallNumbers {
   std::uint32_t own = 0;  ///< 0: not followed
   std::uint32_t all = 0;
@@ -120,13 +120,13 @@ struct CallNumbers {
   }
 };
 
-/// The calls of one set of ranks in all communicators that they form. The memory stays for as long as the family does.
+/// The calls of one set of ranks in all communicators that they form. Its memory lives as long as the WorldState.
 class CallLog {
  public:
   /// The part of each rank in the set's segment.
   struct Block {
     CallRing calls;
-    FailureNote failure;  // of the family: the first rank's of the whole world is used
+    FailureNote failure;  // of the world; that of its first rank is used
   };
 
   static std::uint32_t id_of(std::vector<int> const& world_ranks) {
@@ -188,7 +188,7 @@ struct Contradiction {
   }
 };
 
-/// Calls of this rank, and of the ranks of its node, in a family of communicators.
+/// Calls of this rank, and of the ranks of its node, in all communicators split from one world.
 ///
 /// [Note: One order over all communicators] Two ranks call the communicators that both belong to in one order. Calls
 /// are counted for each set of ranks, and a call's record holds all counts. So a contradiction is a pair of records:
@@ -229,7 +229,7 @@ class CallBook {
     log->own().write(record.number, record);
     return record;
   }
-  /// A call as another rank's numbers tell of it. @pre the first log of the family is of all ranks
+  /// A call as another rank's numbers tell of it. @pre the first log of the world is of all ranks
   CallRecord record_of(CallLog const& log, comm::CallNote const& note, CallNumbers numbers) const {
     CallRecord record;
     record.note = note;

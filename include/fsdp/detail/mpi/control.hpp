@@ -29,7 +29,7 @@ struct Header {
   std::uint64_t sequence = 0;
   std::uint64_t count = 0;
   std::uint64_t unit_hash = 0;
-  std::uint64_t since_hash = 0;
+  std::uint64_t history_hash = 0;
   std::int32_t root = 0;
   Collective collective{};
   DType type{};
@@ -37,15 +37,15 @@ struct Header {
   CallNumbers numbers;
   char unit[64] = {};
   char pass[16] = {};
-  char since[80] = {};
+  char history[80] = {};
 
   bool agrees(Header const& other) const {
     return sequence == other.sequence && count == other.count && unit_hash == other.unit_hash &&
-           since_hash == other.since_hash && root == other.root && collective == other.collective && type == other.type;
+           history_hash == other.history_hash && root == other.root && collective == other.collective && type == other.type;
   }
   /// Refers to the texts of this.
   CallDescription operation() const {
-    return CallDescription::collective(collective, count, type, root, {unit, pass, since});
+    return CallDescription::collective(collective, count, type, root, {unit, pass, history});
   }
 };
 static_assert(std::is_trivially_copyable_v<Header>);

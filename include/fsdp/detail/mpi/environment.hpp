@@ -22,7 +22,7 @@
 #include "fsdp/detail/host/backoff.hpp"
 #include "fsdp/detail/mpi/calls.hpp"
 #include "fsdp/detail/mpi/header.hpp"
-#include "fsdp/detail/mpi/post.hpp"
+#include "fsdp/detail/mpi/node_mail.hpp"
 #include "fsdp/detail/mpi/wait.hpp"
 #include "fsdp/error.hpp"
 
@@ -128,7 +128,7 @@ class Environment {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
     MPI_Comm_size(MPI_COMM_WORLD, &size_);
     group_by_node();
-    post_ = std::make_unique<detail::Post>();
+    mail_ = std::make_unique<detail::NodeMail>();
   }
   Environment(Environment const&) = delete;
   Environment& operator=(Environment const&) = delete;
@@ -155,7 +155,7 @@ class Environment {
   /// ended. mpi::run calls it.
   /// @return whether there was one
   [[gnu::cold]] bool report_left_failure() const {
-    auto& note = detail::left_failure();
+    auto& note = detail::deferred_failure();
     if (!note.failed()) return false;
     detail::write_error(fsdp::detail::with_rank(rank_, note.text) + "\n");
     note.forget();
@@ -194,7 +194,7 @@ class Environment {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  detail::Post& post() const { return *post_; }
+  detail::NodeMail& mail() const { return *mail_; }
   /// The lowest world rank on the node of each world rank.
   /// @param ranks_per_node divides nodes into parts of this many ranks; 0: does not
   std::vector<int> nodes(int ranks_per_node = 0) const {
@@ -234,7 +234,7 @@ class Environment {
   int rank_ = 0;
   int size_ = 1;
   std::vector<int> nodes_;
-  std::unique_ptr<detail::Post> post_;
+  std::unique_ptr<detail::NodeMail> mail_;
 };
 
 /// Runs `body(environment)` with MPI and returns its result, for main(). An exception that `body` does not catch is

@@ -17,7 +17,7 @@
 #include "fsdp/detail/comm/messages.hpp"
 #include "fsdp/detail/mpi/calls.hpp"
 #include "fsdp/detail/mpi/control.hpp"
-#include "fsdp/detail/mpi/family.hpp"
+#include "fsdp/detail/mpi/world_state.hpp"
 #include "fsdp/detail/mpi/header.hpp"
 #include "fsdp/detail/mpi/peers.hpp"
 #include "fsdp/detail/mpi/shared_arena.hpp"
@@ -32,9 +32,9 @@ class Group : public Peers {
   /// @param nodes for each world rank, the lowest world rank on its node
   /// @param id equal on all ranks, and no other group's
   /// @param lineage of the group that this one was split from
-  Group(MPI_Comm comm, std::vector<int> nodes, std::shared_ptr<Family> family, std::uint64_t id, std::string_view name,
-        std::vector<std::uint64_t> lineage, Options options)
-      : Peers(comm, std::move(nodes), std::move(family), id, name, options), lineage_(std::move(lineage)) {
+  Group(MPI_Comm comm, std::vector<int> nodes, std::shared_ptr<WorldState> state, std::uint64_t id,
+        std::string_view name, std::vector<std::uint64_t> lineage, Options options)
+      : Peers(comm, std::move(nodes), std::move(state), id, name, options), lineage_(std::move(lineage)) {
     static std::atomic<std::uint64_t> count{0};
     lineage_.push_back(++count);
     check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
@@ -58,9 +58,9 @@ class Group : public Peers {
     });
   }
 
-  /// Gathers texts on rank 0, and sends its answer to all ranks: see comm::consult.
+  /// Gathers texts on rank 0, and sends its answer to all ranks: see comm::ask_first_rank.
   template <class Answer>
-  std::string consult(std::string const& text, std::string_view what, Answer const& answer) {
+  std::string ask_first_rank(std::string const& text, std::string_view what, Answer const& answer) {
     if (size_ == 1) return answer(std::vector<std::string>{text});
     return control_call(text, what, [&](Buffers& buffers, Awaited& awaited) {
       MPI_Request request = MPI_REQUEST_NULL;
@@ -89,7 +89,7 @@ class Group : public Peers {
     MPI_Comm part = MPI_COMM_NULL;
     check(MPI_Comm_split(comm_, color, key, &part), "MPI_Comm_split");
     auto const id = comm::hash_of(formatted("{} {} {}", id_, ++splits_, color));
-    return std::make_shared<Group>(part, nodes_, family_, id, name, lineage_, options_);
+    return std::make_shared<Group>(part, nodes_, world_state_, id, name, lineage_, options_);
   }
 
   void* allocate(std::size_t bytes) {
@@ -98,20 +98,20 @@ class Group : public Peers {
     if (segment.own == nullptr) return nullptr;
     segment.owner = lineage_.back();
     void* const memory = segment.own;
-    family_->memory().add(std::move(segment));
+    world_state_->memory().add(std::move(segment));
     return memory;
   }
   void deallocate(void* memory) noexcept {
-    if (memory != nullptr) family_->memory().remove(memory);
+    if (memory != nullptr) world_state_->memory().remove(memory);
   }
-  /// Keeps the family's memory mapped from now on, because messages to or from it may still be in flight.
-  void keep_memory() noexcept { family_->memory().keep(); }
+  /// Keeps the world's memory mapped from now on, because messages to or from it may still be in flight.
+  void keep_memory() noexcept { world_state_->memory().keep(); }
   Place find(void const* data, std::size_t bytes) const {
     if (bytes == 0 || on_node_.size() == 1) return {0, 0, true};
-    return family_->memory().find(data, bytes, lineage_);
+    return world_state_->memory().find(data, bytes, lineage_);
   }
   std::byte* address(Place const& place, int peer) const {
-    auto* const memory = family_->memory().address(place);
+    auto* const memory = world_state_->memory().address(place);
     if (memory == nullptr)
       fail<UsageError>("rank {}: rank {} moves data in memory that this rank has deallocated", own_world_rank(),
                        world_rank_of(peer));
@@ -151,7 +151,7 @@ class Group : public Peers {
   std::invoke_result_t<Move const&, Buffers&, Awaited&> control_call(std::string const& text, std::string_view what,
                                                                      Move const& move) {
     if (has_control_) own().calls.publish(++calls_);
-    auto const call = family_->calls().enter(log_, comm::CallNote::control(id_, name_, what));
+    auto const call = world_state_->calls().enter(log_, comm::CallNote::control(id_, name_, what));
     Awaited awaited{CallDescription::exchange(what, name_), call.number, 0, calls_};
     // MPI may still write to what a failed call leaves behind: then it stays.
     auto buffers = std::make_unique<Buffers>(text, call, what, static_cast<std::size_t>(size_));
@@ -173,7 +173,7 @@ class Group : public Peers {
       }
       return move(*buffers, awaited);
     } catch (...) {
-      family_->calls().stop();
+      world_state_->calls().stop();
       static_cast<void>(buffers.release());
       throw;
     }
@@ -183,7 +183,7 @@ class Group : public Peers {
   void meet() {
     auto const room = [](CallBook const& book) { return book.has_room() ? "room" : "full"; };
     auto const texts =
-        exchange(formatted("{} {} {}", own_world_rank(), options_.ranks_per_node, room(family_->calls())),
+        exchange(formatted("{} {} {}", own_world_rank(), options_.ranks_per_node, room(world_state_->calls())),
                  "ranks of a new group");
     world_ranks_.clear();
     bool all_have_room = true;
@@ -203,10 +203,10 @@ class Group : public Peers {
         ControlBlock(shared_segment(on_node_, ControlBlock::bytes_for(size_), "control block"), on_node_, rank_, size_);
     auto members = world_ranks_;
     std::sort(members.begin(), members.end());
-    CallLog* log = family_->calls().find(members);  // of all ranks, or of none
-    bool const first = family_->calls().is_empty();
+    CallLog* log = world_state_->calls().find(members);  // of all ranks, or of none
+    bool const first = world_state_->calls().is_empty();
     if (log == nullptr && all_have_room) log = make_log(std::move(members));
-    if (first && log != nullptr) family_->share_failures(*log, world_ranks_elsewhere());
+    if (first && log != nullptr) world_state_->share_failures(*log, world_ranks_elsewhere());
     exchange({}, "control block");  // nobody uses the blocks before all parts of them are constructed
     has_control_ = true;
     log_ = log;
@@ -218,7 +218,7 @@ class Group : public Peers {
     auto segment = shared_segment(by_world_rank, sizeof(CallLog::Block), "calls");
     std::vector<int> on_node;
     for (auto const rank : by_world_rank) on_node.push_back(world_rank_of(rank));
-    return family_->calls().add(
+    return world_state_->calls().add(
         std::make_unique<CallLog>(std::move(segment), std::move(members), std::move(on_node), own_world_rank()));
   }
   Segment shared_segment(std::vector<int> const& members, std::size_t bytes, std::string_view what) {
@@ -240,7 +240,7 @@ class Group : public Peers {
         [&] {
           int done = 0;
           check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
-          if (done == 0) family_->throw_if_failed();
+          if (done == 0) world_state_->throw_if_failed();
           return done != 0;
         },
         [&] {

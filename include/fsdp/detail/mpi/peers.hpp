@@ -18,7 +18,7 @@
 #include "fsdp/detail/comm/messages.hpp"
 #include "fsdp/detail/mpi/control.hpp"
 #include "fsdp/detail/mpi/environment.hpp"
-#include "fsdp/detail/mpi/family.hpp"
+#include "fsdp/detail/mpi/world_state.hpp"
 #include "fsdp/detail/mpi/header.hpp"
 #include "fsdp/detail/mpi/placement.hpp"
 #include "fsdp/detail/mpi/wait.hpp"
@@ -40,7 +40,7 @@ struct Awaited {
 };
 
 /// Progress of the ranks of one communicator, as this rank and they know it: through shared memory on the node, by
-/// letters between nodes. Group makes it complete.
+/// notices between nodes. Group makes it complete.
 class Peers {
  public:
   Peers(Peers const&) = delete;
@@ -49,7 +49,7 @@ class Peers {
   int rank() const { return rank_; }
   int size() const { return size_; }
   int world_rank_of(int rank) const { return world_ranks_[static_cast<std::size_t>(rank)]; }
-  int own_world_rank() const { return family_->world_rank(); }
+  int own_world_rank() const { return world_state_->world_rank(); }
   std::vector<int> const& on_node() const { return on_node_; }      ///< this rank too
   std::vector<int> const& elsewhere() const { return elsewhere_; }  ///< ranks on other nodes
   Placement const& placement() const { return placement_; }
@@ -62,7 +62,7 @@ class Peers {
 
   /// Writes down a collective for peers that wait elsewhere. Host thread only.
   CallNumbers enter(comm::CallDescription const& operation) {
-    return CallNumbers(family_->calls().enter(log_, note_of(operation)));
+    return CallNumbers(world_state_->calls().enter(log_, note_of(operation)));
   }
 
   /// Waits until the counter of each rank on the node has reached `target`.
@@ -89,12 +89,12 @@ class Peers {
   std::vector<int> absent(Awaited const& awaited, std::vector<int> otherwise) {
     auto ranks = behind(&RankControl::ready, awaited.collectives);
     if (log_ == nullptr || awaited.number == 0) return otherwise;
-    auto const letters = family_->post().about(family_->id());
+    auto const notices = world_state_->mail().about(world_state_->id());
     for (auto const rank : world_ranks_elsewhere()) {
-      bool const waits = std::any_of(letters.begin(), letters.end(), [&](auto const& received) {
-        auto const& [from, letter] = received;
-        return from == rank && letter.kind == Letter::Kind::waits && letter.record.set == log_->id() &&
-               letter.record.number == awaited.number;
+      bool const waits = std::any_of(notices.begin(), notices.end(), [&](auto const& received) {
+        auto const& [from, notice] = received;
+        return from == rank && notice.kind == Notice::Kind::waits && notice.record.set == log_->id() &&
+               notice.record.number == awaited.number;
       });
       if (!waits) ranks.push_back(rank);
     }
@@ -103,55 +103,55 @@ class Peers {
   }
   /// @param collective  in which the caller is
   void throw_if_failed(std::uint64_t collective = FailureNote::any) const {
-    family_->throw_if_failed();
-    if (has_control_ && control_.failure().failed(collective)) family_->raise(control_.failure());
+    world_state_->throw_if_failed();
+    if (has_control_ && control_.failure().failed(collective)) world_state_->raise(control_.failure());
   }
 
   /// Ends every wait of this communicator's ranks in `collective` and after it: this rank has done its part before.
   void fail_all(Failure const& why, std::uint64_t collective) noexcept {
-    family_->calls().stop();
-    family_->note_cause(why);
-    end_waits(family_->cause(), collective);
+    world_state_->calls().stop();
+    world_state_->note_cause(why);
+    end_waits(world_state_->cause(), collective);
   }
   /// A stream of this rank has failed, and nobody was told: peers learn it when this rank leaves.
-  void note_cause(Failure const& why) noexcept { family_->note_cause(why); }
+  void note_cause(Failure const& why) noexcept { world_state_->note_cause(why); }
   void fail_order(std::string_view text, std::uint64_t collective) noexcept {
-    family_->calls().stop();
+    world_state_->calls().stop();
     if (control_.failure().set(text, true, collective))
       control_.wake_all();  // ranks on other nodes find out by themselves
   }
-  /// Ends the family if two ranks have made different calls before the one in which they meet, `note`.
+  /// Ends all communicators of the world if two ranks made different calls before the one in which they meet, `note`.
   void expect_one_order(comm::CallNote const& note, CallNumbers mine, CallNumbers theirs, int peer) {
     if (log_ == nullptr || mine.agree(theirs)) return;
-    auto const& calls = family_->calls();
+    auto const& calls = world_state_->calls();
     expect_one_order(calls.record_of(*log_, note, mine), calls.record_of(*log_, note, theirs), peer);
   }
   void expect_one_order(CallRecord const& own, CallRecord const& theirs, int peer) {
     if (!CallBook::differ(own, theirs)) return;
-    auto const& calls = family_->calls();
+    auto const& calls = world_state_->calls();
     auto const found = calls.earliest({own, theirs}, world_rank_of(peer));
     auto text = found.text(own_world_rank(), world_rank_of(peer));
     if (!is_on_node(peer)) text += formatted("; before that, rank {} called {}", own_world_rank(), calls.before(own));
-    family_->fail_all(text, true);
-    family_->throw_if_failed();
+    world_state_->fail_all(text, true);
+    world_state_->throw_if_failed();
   }
   comm::CallNote note_of(comm::CallDescription const& collective) const {
     return comm::CallNote::collective(id_, name_, collective);
   }
   /// This rank makes no more calls: peers that wait for more are told. @param collectives  those it has enqueued
   void leave(std::uint64_t collectives, bool by_exception) noexcept {
-    if (by_exception) family_->calls().stop();
+    if (by_exception) world_state_->calls().stop();
     if (!has_control_) return;
-    if (auto const* const cause = family_->cause(); *cause != '\0') end_waits(cause, collectives + 1);
+    if (auto const* const cause = world_state_->cause(); *cause != '\0') end_waits(cause, collectives + 1);
     own().left.store(RankControl::departure(collectives, by_exception), std::memory_order_release);
     control_.wake_all();
-    Letter letter;
-    letter.kind = Letter::Kind::left;
-    letter.flag = by_exception;
-    letter.subject = id_;
-    letter.collectives = collectives;
-    letter.calls = calls_;
-    family_->post().send(world_ranks_elsewhere(), letter);
+    Notice notice;
+    notice.kind = Notice::Kind::left;
+    notice.flag = by_exception;
+    notice.subject = id_;
+    notice.collectives = collectives;
+    notice.calls = calls_;
+    world_state_->mail().send(world_ranks_elsewhere(), notice);
   }
 
   /// Looks for peers that will never come. A waiting thread calls it now and then.
@@ -168,46 +168,46 @@ class Peers {
       if (left != 0)
         expect_enough(awaited, world_rank_of(peer), (left >> 1) - 1, control_[peer].calls.value.load(),
                       (left & 1) != 0);
-      if (call) family_->expect_no_contradiction(*call, world_rank_of(peer));
+      if (call) world_state_->expect_no_contradiction(*call, world_rank_of(peer));
     }
-    if (!family_->spans_nodes()) return;
-    family_->post().collect();
-    family_->hear();
-    for (auto const& [from, letter] : family_->post().about(id_)) {
-      if (letter.kind == Letter::Kind::failed && control_.failure().set(letter.text, letter.flag, letter.collectives))
+    if (!world_state_->spans_nodes()) return;
+    world_state_->mail().collect();
+    world_state_->hear();
+    for (auto const& [from, notice] : world_state_->mail().about(id_)) {
+      if (notice.kind == Notice::Kind::failed && control_.failure().set(notice.text, notice.flag, notice.collectives))
         control_.wake_all();
-      if (letter.kind == Letter::Kind::left)
-        expect_enough(awaited, from, letter.collectives, letter.calls, letter.flag);
+      if (notice.kind == Notice::Kind::left)
+        expect_enough(awaited, from, notice.collectives, notice.calls, notice.flag);
     }
     if (awaited.told || !call || now - awaited.first_look < std::chrono::milliseconds(100)) return;
     awaited.told = true;
-    family_->tell_waiting(world_ranks_elsewhere(), *call);
+    world_state_->tell_waiting(world_ranks_elsewhere(), *call);
   }
 
  protected:
   void end_waits(char const* text, std::uint64_t collective) noexcept {
     if (!has_control_ || !control_.failure().set(text, false, collective)) return;
     control_.wake_all();
-    Letter letter;
-    letter.kind = Letter::Kind::failed;
-    letter.subject = id_;
-    letter.collectives = collective;
-    copy_text(letter.text, text);
-    family_->post().send(world_ranks_elsewhere(), letter);
+    Notice notice;
+    notice.kind = Notice::Kind::failed;
+    notice.subject = id_;
+    notice.collectives = collective;
+    copy_text(notice.text, text);
+    world_state_->mail().send(world_ranks_elsewhere(), notice);
   }
-  Peers(MPI_Comm comm, std::vector<int> nodes, std::shared_ptr<Family> family, std::uint64_t id, std::string_view name,
-        Options options)
-      : comm_(comm), options_(options), nodes_(std::move(nodes)), family_(std::move(family)), id_(id), name_(name) {
+  Peers(MPI_Comm comm, std::vector<int> nodes, std::shared_ptr<WorldState> state, std::uint64_t id,
+        std::string_view name, Options options)
+      : comm_(comm), options_(options), nodes_(std::move(nodes)), world_state_(std::move(state)), id_(id), name_(name) {
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
-    world_ranks_.push_back(family_->world_rank());
+    world_ranks_.push_back(world_state_->world_rank());
     if (size_ == 1) {
       on_node_.push_back(0);
       placement_ = Placement({0}, 0);
     }
-    family_->post().open(id_);
+    world_state_->mail().open(id_);
   }
-  ~Peers() { family_->post().close(id_); }
+  ~Peers() { world_state_->mail().close(id_); }
 
   int node_of(int rank) const { return nodes_[static_cast<std::size_t>(world_rank_of(rank))]; }
   std::vector<int> world_ranks_elsewhere() const {
@@ -227,13 +227,13 @@ class Peers {
                      bool by_exception) const {
     if (collectives >= awaited.collectives && controls >= awaited.controls) return;
     throw_if_failed();  // who left because of a failure had noted it before
-    family_->calls().stop();
+    world_state_->calls().stop();
     comm::throw_peer_left(own_world_rank(), awaited.operation, left, by_exception);
   }
   MPI_Comm comm_;
   Options options_;
   std::vector<int> nodes_;  // for each world rank, the lowest world rank on its node
-  std::shared_ptr<Family> family_;
+  std::shared_ptr<WorldState> world_state_;
   std::uint64_t id_;
   std::string name_;
   int rank_ = 0;

@@ -30,12 +30,12 @@
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
 /// Hands descriptors to other processes of the machine, as datagrams. Its address is no file and ends with it.
-class DescriptorPost {
+class DescriptorSocket {
  public:
-  DescriptorPost() = default;
-  DescriptorPost(DescriptorPost const&) = delete;
-  DescriptorPost& operator=(DescriptorPost const&) = delete;
-  ~DescriptorPost() {
+  DescriptorSocket() = default;
+  DescriptorSocket(DescriptorSocket const&) = delete;
+  DescriptorSocket& operator=(DescriptorSocket const&) = delete;
+  ~DescriptorSocket() {
     if (socket_ >= 0) ::close(socket_);
   }
   /// @return errno, or 0
@@ -154,7 +154,7 @@ struct Place {
   bool direct = false;  ///< peers on the node may read it, or there are none
 };
 
-/// The segments of a family of communicators: those split from one world.
+/// The segments of all communicators split from one world.
 class SegmentBook {
  public:
   void add(Segment segment) {
@@ -249,7 +249,7 @@ class SharedFile {
     file_ = ::memfd_create("fsdp", MFD_CLOEXEC);
     return file_ < 0 ? error : 0;
   }
-  int receive(DescriptorPost const& post, std::string const& from) { return post.receive(file_, from); }
+  int receive(DescriptorSocket const& socket, std::string const& from) { return socket.receive(file_, from); }
   int reserve(std::size_t begin, std::size_t bytes) const {
     int error = EINTR;
     while (error == EINTR) error = ::posix_fallocate(file_, static_cast<off_t>(begin), static_cast<off_t>(bytes));
@@ -265,15 +265,15 @@ class SharedFile {
 struct SegmentOffer {
   std::size_t bytes = 0;
   std::uint64_t id = 0;
-  std::string post;  ///< the name of its DescriptorPost
+  std::string socket;  ///< the name of its DescriptorSocket
 
-  std::string text() const { return formatted("{} {} {}", bytes, id, post); }
+  std::string text() const { return formatted("{} {} {}", bytes, id, socket); }
   static SegmentOffer parse(std::string const& text) {
     SegmentOffer offer;
     char* rest = nullptr;
     offer.bytes = std::strtoull(text.c_str(), &rest, 10);
     offer.id = std::strtoull(rest, &rest, 10);
-    offer.post = rest + 1;
+    offer.socket = rest + 1;
     return offer;
   }
 };
@@ -313,10 +313,10 @@ Segment make_segment(Exchange&& exchange, int rank, std::vector<int> const& memb
   auto const place = static_cast<std::size_t>(std::find(members.begin(), members.end(), rank) - members.begin());
   bool const alone = members.size() == 1, leader = place == 0;
   SharedFile file;
-  DescriptorPost post;
-  int const opened = alone ? 0 : post.open();
+  DescriptorSocket socket;
+  int const opened = alone ? 0 : socket.open();
   auto const own_id = (static_cast<std::uint64_t>(::getpid()) << 32) | (counter.fetch_add(1) + 1);
-  auto const texts = exchange(SegmentOffer{bytes, own_id, post.name()}.text());
+  auto const texts = exchange(SegmentOffer{bytes, own_id, socket.name()}.text());
   std::vector<SegmentOffer> offers;  // of the ranks of the node
   std::size_t largest = 0;
   for (auto const member : members) {
@@ -333,11 +333,12 @@ Segment make_segment(Exchange&& exchange, int rank, std::vector<int> const& memb
   if (leader && !alone && error == 0) {
     error = file.create();
     if (error != 0) doing = "creating an unnamed file";
-    for (std::size_t i = 1; i < offers.size() && error == 0; ++i) error = post.send(file.descriptor(), offers[i].post);
+    for (std::size_t i = 1; i < offers.size() && error == 0; ++i)
+      error = socket.send(file.descriptor(), offers[i].socket);
   }
   agree_on_segment(exchange, rank, doing, error, segment.stride, members.size());
   doing = handing_over;
-  if (!alone && !leader) error = file.receive(post, offers.front().post);
+  if (!alone && !leader) error = file.receive(socket, offers.front().socket);
   // Each rank reserves its own pages, which puts them on its own memory controller.
   if (!alone && error == 0 && largest > 0) {
     doing = "reserving the memory";

@@ -215,8 +215,9 @@ struct State {
     device.make_current();
     ncclUniqueId id{};
     if (rank == 0) FSDP_NCCL_CHECK(nullptr, ncclGetUniqueId(&id));
-    auto const bytes = comm::consult(ranks, rank == 0 ? std::string(id.internal, sizeof(id.internal)) : std::string(),
-                                     "NCCL identifier", comm::text_of_first);
+    auto const bytes =
+        comm::ask_first_rank(ranks, rank == 0 ? std::string(id.internal, sizeof(id.internal)) : std::string(),
+                             "NCCL identifier", comm::text_of_first);
     if (bytes.size() != sizeof(id.internal)) fail<PeerError>("rank {}: rank 0 sent no NCCL identifier", rank);
     std::memcpy(id.internal, bytes.data(), sizeof(id.internal));
     auto config = detail::make_config(options);
@@ -254,10 +255,10 @@ struct State {
     return texts;
   }
 
-  /// Gathers texts on rank 0, and sends its answer to all ranks: see comm::consult.
+  /// Gathers texts on rank 0, and sends its answer to all ranks: see comm::ask_first_rank.
   template <class Answer>
-  std::string consult(std::string const& text, std::string_view what, Answer const& answer) {
-    if (control) return control->consult(text, what, answer);
+  std::string ask_first_rank(std::string const& text, std::string_view what, Answer const& answer) {
+    if (control) return control->ask_first_rank(text, what, answer);
     return answer(exchange(text, what));
   }
 
@@ -309,8 +310,8 @@ struct State {
   /// Makes `memory` a window of this communicator.
   void register_memory(void* memory, std::size_t bytes) {
     if (!symmetric() || memory == nullptr) return;
-    auto const other =
-        consult(std::to_string(bytes), "register memory", [](std::vector<std::string> const& texts) -> std::string {
+    auto const other = ask_first_rank(
+        std::to_string(bytes), "register memory", [](std::vector<std::string> const& texts) -> std::string {
           for (std::size_t peer = 1; peer < texts.size(); ++peer)
             if (texts[peer] != texts[0])
               return formatted("{} bytes on rank 0, {} on rank {}", texts[0], texts[peer], peer);

@@ -19,40 +19,40 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
-/// A message to ranks on other nodes about a communicator or a family.
-struct Letter {
+/// A message to ranks on other nodes about a communicator or all that were split from one world.
+struct Notice {
   enum class Kind : std::uint8_t { left, failed, waits };
 
   Kind kind{};
   bool flag = false;              ///< left: by an exception; failed: ranks disagree
-  std::uint64_t subject = 0;      ///< of departures and some failures: the communicator; else the family
+  std::uint64_t subject = 0;      ///< of departures and some failures: the communicator; else the world
   std::uint64_t collectives = 0;  ///< left: how many were enqueued; failed: in which, 0 in all
   std::uint64_t calls = 0;        ///< left: how many of the control plane were made
   CallRecord record;              ///< waits: the call
   char text[FailureNote::most_text] = {};
 };
-static_assert(std::is_trivially_copyable_v<Letter>);
+static_assert(std::is_trivially_copyable_v<Notice>);
 
-/// This process's letters: sends them without waiting, keeps what has come. One per process, for any thread.
+/// Sends notices without waiting, and keeps those that have come. One per process, for any thread.
 ///
-/// Nobody waits for a letter, and only threads that have waited for a while look for some: a run in which nothing fails
+/// Nobody waits for a notice, and only threads that have waited for a while look for some: a run in which nothing fails
 /// exchanges a few when communicators end. Letters are small enough for MPI to deliver without a receiver.
-class Post {
+class NodeMail {
  public:
   struct Received {
     int from;  ///< in the world
-    Letter letter;
+    Notice notice;
   };
 
   /// @note Collective: yes, over MPI_COMM_WORLD.
-  Post() {
+  NodeMail() {
     check(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup");
     check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   }
-  Post(Post const&) = delete;
-  Post& operator=(Post const&) = delete;
+  NodeMail(NodeMail const&) = delete;
+  NodeMail& operator=(NodeMail const&) = delete;
 
-  /// Keeps letters about `subject` from now on. Before any rank can write one: before its last collective step.
+  /// Keeps notices about `subject` from now on. Before any rank can write one: before its last collective step.
   void open(std::uint64_t subject) {
     std::scoped_lock const lock(mutex_);
     subjects_[subject];
@@ -62,8 +62,8 @@ class Post {
     subjects_.erase(subject);
   }
 
-  /// Sends to world ranks. Never waits; a letter that cannot be sent is lost, and waits end at their deadline.
-  void send(std::vector<int> const& world_ranks, Letter const& letter) noexcept {
+  /// Sends to world ranks. Never waits; a notice that cannot be sent is lost, and waits end at their deadline.
+  void send(std::vector<int> const& world_ranks, Notice const& notice) noexcept {
     if (world_ranks.empty() || !process().initialized.load()) return;
     try {
       std::scoped_lock const lock(mutex_);
@@ -72,8 +72,8 @@ class Post {
         return MPI_Test(&sent.request, &complete, MPI_STATUS_IGNORE) == MPI_SUCCESS && complete != 0;
       });
       for (auto const rank : world_ranks) {
-        auto& sent = sent_.emplace_back(Sent{letter, MPI_REQUEST_NULL});
-        MPI_Isend(&sent.letter, sizeof(Letter), MPI_BYTE, rank, 0, comm_, &sent.request);
+        auto& sent = sent_.emplace_back(Sent{notice, MPI_REQUEST_NULL});
+        MPI_Isend(&sent.notice, sizeof(Notice), MPI_BYTE, rank, 0, comm_, &sent.request);
       }
     } catch (std::exception const&) {  // no memory for a copy
     }
@@ -89,20 +89,20 @@ class Post {
       MPI_Status status;
       check(MPI_Improbe(MPI_ANY_SOURCE, 0, comm_, &found, &message, &status), "MPI_Improbe");
       if (found == 0) return;
-      Letter letter;
-      check(MPI_Mrecv(&letter, sizeof letter, MPI_BYTE, &message, MPI_STATUS_IGNORE), "MPI_Mrecv");
-      auto const box = subjects_.find(letter.subject);
+      Notice notice;
+      check(MPI_Mrecv(&notice, sizeof notice, MPI_BYTE, &message, MPI_STATUS_IGNORE), "MPI_Mrecv");
+      auto const box = subjects_.find(notice.subject);
       if (box == subjects_.end()) continue;  // of a communicator that has ended here
-      auto& letters = box->second;
-      std::erase_if(letters, [&](Received const& old) {
-        return old.from == status.MPI_SOURCE && old.letter.kind == letter.kind &&
-               old.letter.record.set == letter.record.set;
+      auto& notices = box->second;
+      std::erase_if(notices, [&](Received const& old) {
+        return old.from == status.MPI_SOURCE && old.notice.kind == notice.kind &&
+               old.notice.record.set == notice.record.set;
       });
-      letters.push_back({status.MPI_SOURCE, letter});
+      notices.push_back({status.MPI_SOURCE, notice});
     }
   }
 
-  /// The latest letters about `subject`.
+  /// The latest notices about `subject`.
   std::vector<Received> about(std::uint64_t subject) const {
     std::scoped_lock const lock(mutex_);
     auto const box = subjects_.find(subject);
@@ -111,7 +111,7 @@ class Post {
 
  private:
   struct Sent {
-    Letter letter;
+    Notice notice;
     MPI_Request request;
   };
 

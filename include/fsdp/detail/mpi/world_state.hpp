@@ -11,26 +11,26 @@
 #include <vector>
 
 #include "fsdp/detail/mpi/calls.hpp"
-#include "fsdp/detail/mpi/post.hpp"
+#include "fsdp/detail/mpi/node_mail.hpp"
 #include "fsdp/detail/mpi/shared_arena.hpp"
 #include "fsdp/error.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 
-class Family {
+class WorldState {
  public:
-  /// @param id  equal on all ranks    @param post  outlives this
-  Family(Post& post, std::uint64_t id, int world_rank) : post_(&post), id_(id), world_rank_(world_rank) {
-    post.open(id_);
+  /// @param id  equal on all ranks    @param mail  outlives this
+  WorldState(NodeMail& mail, std::uint64_t id, int world_rank) : mail_(&mail), id_(id), world_rank_(world_rank) {
+    mail.open(id_);
   }
-  Family(Family const&) = delete;
-  Family& operator=(Family const&) = delete;
-  ~Family() { post_->close(id_); }
+  WorldState(WorldState const&) = delete;
+  WorldState& operator=(WorldState const&) = delete;
+  ~WorldState() { mail_->close(id_); }
 
   std::uint64_t id() const { return id_; }
   bool spans_nodes() const { return !elsewhere_.empty(); }
   int world_rank() const { return world_rank_; }
-  Post& post() { return *post_; }
+  NodeMail& mail() { return *mail_; }
   SegmentBook& memory() { return memory_; }
   SegmentBook const& memory() const { return memory_; }
   CallBook& calls() { return calls_; }
@@ -41,15 +41,15 @@ class Family {
     failure_ = &world.first_failure();
     elsewhere_ = std::move(elsewhere);
   }
-  /// Ends every wait in all communicators of the family, on all ranks.
+  /// Ends every wait in all communicators of the world, on all ranks.
   void fail_all(std::string_view text, bool order_error) {
     if (!failure_->set(text, order_error)) return;
-    Letter letter;
-    letter.kind = Letter::Kind::failed;
-    letter.flag = order_error;
-    letter.subject = id_;
-    copy_text(letter.text, text);
-    post_->send(elsewhere_, letter);
+    Notice notice;
+    notice.kind = Notice::Kind::failed;
+    notice.flag = order_error;
+    notice.subject = id_;
+    copy_text(notice.text, text);
+    mail_->send(elsewhere_, notice);
   }
   void throw_if_failed() {
     if (failure_->failed()) raise(*failure_);
@@ -74,34 +74,34 @@ class Family {
   /// "": none, or none yet
   char const* cause() const { return cause_.failed() ? cause_.text : ""; }
 
-  /// Ends the family if a call of `peer` on this node contradicts `call` of this rank.
+  /// Ends all communicators of the world if a call of `peer` on this node contradicts `call` of this rank.
   void expect_no_contradiction(CallRecord const& call, int peer) {
     auto const theirs = calls_.against(call, peer);
     if (!theirs) return;
     fail_all(calls_.earliest({call, *theirs}, peer).text(world_rank_, peer), true);
     throw_if_failed();
   }
-  /// Reads letters from other nodes: failures, and calls in which ranks wait there, which this rank may contradict.
+  /// Reads notices from other nodes: failures, and calls in which ranks wait there, which this rank may contradict.
   void hear() {
-    for (auto const& [from, letter] : post_->about(id_)) {
-      if (letter.kind == Letter::Kind::failed) failure_->set(letter.text, letter.flag);
-      if (letter.kind != Letter::Kind::waits) continue;
-      if (auto const mine = calls_.against(letter.record, world_rank_))
-        fail_all(Contradiction{*mine, letter.record}.text(world_rank_, from), true);
+    for (auto const& [from, notice] : mail_->about(id_)) {
+      if (notice.kind == Notice::Kind::failed) failure_->set(notice.text, notice.flag);
+      if (notice.kind != Notice::Kind::waits) continue;
+      if (auto const mine = calls_.against(notice.record, world_rank_))
+        fail_all(Contradiction{*mine, notice.record}.text(world_rank_, from), true);
     }
     throw_if_failed();
   }
   /// Tells ranks on other nodes in which call this rank waits.
   void tell_waiting(std::vector<int> const& world_ranks, CallRecord const& call) {
-    Letter letter;
-    letter.kind = Letter::Kind::waits;
-    letter.subject = id_;
-    letter.record = call;
-    post_->send(world_ranks, letter);
+    Notice notice;
+    notice.kind = Notice::Kind::waits;
+    notice.subject = id_;
+    notice.record = call;
+    mail_->send(world_ranks, notice);
   }
 
  private:
-  Post* post_;
+  NodeMail* mail_;
   std::uint64_t id_;
   int world_rank_;
   SegmentBook memory_;
