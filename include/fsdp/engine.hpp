@@ -626,7 +626,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   fsdp::Shards<Engine> shards() { return fsdp::Shards<Engine>(*this); }
   C& world() { return core_.mesh->world(); }
 
-  /// Every rank's mean of `values`, in a fixed order.
+  /// The mean of each of `values` over all ranks, summed in a fixed order: equal bits on all of them.
   /// @throws OrderError on every rank if they give different numbers of values, or have stepped or discarded otherwise;
   /// why one of this rank's streams has failed, if that is known already or has ended the peers
   /// @note Collective: yes; blocks the calling thread.

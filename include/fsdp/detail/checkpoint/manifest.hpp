@@ -118,7 +118,7 @@ inline std::string rank_file_name(int rank, int ranks) {
   return formatted("rank-{:05d}-of-{:05d}.safetensors", rank, ranks);
 }
 
-/// The name of a rank file's description. It appears when file and description are complete and on the disk.
+/// The name of the file that describes a rank file. It appears when both are complete and on the disk.
 inline std::string description_name(std::string const& file) { return file + ".json"; }
 
 inline DType dtype_named(std::string_view text, Fields const& fields, char const* field) {

@@ -337,7 +337,7 @@ class Declaration : public DeclaredUnits<P> {
     return use;
   }
 
-  /// Replaces what the depth says for one use of one pass.
+  /// Sets which uses are gathered ahead of one use of one pass, in place of those that the prefetch depth gives.
   [[gnu::cold]] void set_prefetch(Pass pass, std::size_t use, std::vector<std::size_t> ahead) {
     expect_use(use);
     for (auto const next : ahead) {

@@ -161,7 +161,7 @@ class TaskQueue {
     advance(count);
     return run;
   }
-  /// Release keeps this after the loads of what was read; nobody acquires it.
+  /// Frees words that were read. The release store keeps their loads before it; no thread needs to acquire it.
   void advance(std::size_t words) {
     read_ += words;
     read_from_->read.store(read_, std::memory_order_release);

@@ -387,7 +387,8 @@ class OperationWriter {
       on_compute(Primitive::zero_padding, any_flags).unless_begun = true;
     on_compute(Primitive::open, any_flags);
   }
-  /// Ends a unit whose gradients backward has written to a slot.
+  /// Writes the operations that follow when backward has written all gradients of a unit to its slot: add them to the
+  /// accumulator, or add the accumulator to them and reduce.
   [[gnu::cold]] void end_gradients(Operations& to, std::uint32_t u, std::uint32_t wire) const {
     auto const& unit = plan_.units[u];
     auto const reduces = plan_.reducing_flags(u);
