@@ -57,7 +57,7 @@ function(fsdp_merge_sources program)
     UNITY_BUILD_CODE_AFTER_INCLUDE "}")
 endfunction()
 
-# Arguments of a program for the tests of one source: all but the hidden ones, or those with the tag `argument`.
+# Sets `result` to Catch2's filter for the test cases of one source: those that are not hidden, or with `argument` those with that tag.
 function(fsdp_source_filter stem argument result)
   if(argument)
     set(filter "[#${stem}]${argument}")

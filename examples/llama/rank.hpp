@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of llama; rank_*.cpp and rank_*.cu instantiate it.
+// One rank of llama; rank_host.cpp and rank_cuda.cu instantiate it.
 #pragma once
 
 #include <utility>

@@ -34,7 +34,8 @@ endfunction()
 # A trainer of the current folder, of its transformer_layers:
 #   <name>_models    settings, and models in files: for the program and for tests
 #   <name>_commands  what the program does but for training; it computes nothing
-#   <name>_ranks     training on the host: a library of its own, for its objects are the same with CUDA and without
+#   <name>_ranks     main() and training on the host: a library of its own, for its objects are the same with CUDA and without
+# It links transformer_launch, which starts the ranks.
 function(transformer_program name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "NVCC_FULL" "" "MODELS;COMMANDS")
 
@@ -50,8 +51,7 @@ function(transformer_program name)
   endforeach()
   configure_file("${PROJECT_SOURCE_DIR}/examples/transformer/run/config_files.cpp.in" "${CMAKE_CURRENT_BINARY_DIR}/config_files.cpp" @ONLY)
 
-  # The program before its libraries, and its longest sources first: ninja begins to compile in this order, so that no compiler
-  # waits for them at the end.
+  # The longest sources first: ninja begins to compile in this order, so that no compiler waits for them at the end.
   fsdp_compile_engine(rank_host.cpp)
   transformer_library(${name}_ranks OBJECT EXCLUDE_FROM_ALL rank_host.cpp main.cpp LINK ${name}_commands ${name}_layers_host)
   target_include_directories(${name}_ranks PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")

@@ -23,7 +23,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::comm {
 /// Gathers a text of every rank on rank 0, and broadcasts its answer. Rank 0 receives every text once, and sends the
 /// answer once to each rank, so its traffic grows linearly with the number of ranks; `exchange` sends every text to
 /// every rank.
-/// @param world   a communicator. One without an `ask_first_rank` of its own exchanges the texts, and every rank computes
+/// @param world   a communicator. Without an `ask_first_rank` of its own, texts are exchanged and every rank computes
 ///                the answer
 /// @param what    the texts are, in a word or two: equal on all ranks
 /// @param answer  called with the texts in the order of ranks; returns a std::string. It depends on nothing else, and
@@ -46,8 +46,8 @@ template <class C, class Answer>
   return ask_first_rank(world, mine, what, answer);
 }
 
-/// Leaves why a rank has failed to its world, which reports it when the run ends; prints it on stderr if the world cannot
-/// do that.
+/// Leaves why a rank has failed to its world, which reports it when the run ends; prints it on stderr if the world
+/// cannot do that.
 template <class C>
 void defer_failure(C& world, Failure const& why) noexcept {
   if constexpr (requires { world.defer_failure(why); })
@@ -58,12 +58,13 @@ void defer_failure(C& world, Failure const& why) noexcept {
     std::fprintf(stderr, "fsdp: rank %d: %s\n", world.rank(), why.text.c_str());
 }
 
-/// Hands what an engine did last to its world, if that compares it over ranks at the end of the run: see ReportsHistory.
+/// Hands what an engine did last to its world, if that compares it over ranks at the end of the run: see
+/// ReportsHistory.
 template <class C>
 void report_history(C& world, int engine, std::string_view history) noexcept {
   if constexpr (ReportsHistory<C>)
     world.report_history(engine, history);
-  else if constexpr (requires { world.keep_end(engine, history); })  // its former name
+  else if constexpr (KeepsEnds<C>)
     world.keep_end(engine, history);
 }
 
@@ -152,8 +153,8 @@ class AnyCommunicator {
   std::string ask_first_rank(std::string const& text, std::string_view what, Answer const& answer) {
     auto const call = [&](std::vector<std::string> const& texts) { return answer(texts); };
     return held().ask_first_rank(text, what, {&call, [](void const* of, std::vector<std::string> const& texts) {
-                                         return (*static_cast<decltype(call) const*>(of))(texts);
-                                       }});
+                                                return (*static_cast<decltype(call) const*>(of))(texts);
+                                              }});
   }
   void note_failure(Failure const& why) noexcept {
     if (held_ != nullptr) held_->note_failure(why);
@@ -217,10 +218,9 @@ class AnyCommunicator {
   template <class C>
   static constexpr Traits traits_of(C const& comm) {
     auto const bit = [](bool takes, DType type) { return takes ? 1u << static_cast<unsigned>(type) : 0u; };
-    unsigned const sums =
-        bit(takes_sums<float>(comm), DType::f32) | bit(takes_sums<double>(comm), DType::f64) |
-        bit(takes_sums<bf16>(comm), DType::bf16) | bit(takes_sums<fp16>(comm), DType::f16) |
-        bit(takes_sums<std::int64_t>(comm), DType::i64);
+    unsigned const sums = bit(takes_sums<float>(comm), DType::f32) | bit(takes_sums<double>(comm), DType::f64) |
+                          bit(takes_sums<bf16>(comm), DType::bf16) | bit(takes_sums<fp16>(comm), DType::f16) |
+                          bit(takes_sums<std::int64_t>(comm), DType::i64);
     return {fsdp::registers_memory(comm), fsdp::takes_means(comm), order_among_peers(comm),
             static_cast<std::uint8_t>(sums)};
   }
@@ -327,7 +327,9 @@ class Mesh {
   using Comm = C;
 
   /// @throws UsageError if the world is an AnyCommunicator that was moved from
-  explicit Mesh(C world) : world_(std::move(world)) { static_cast<void>(world_.rank()); }
+  explicit Mesh(C world) : world_(std::move(world)) {
+    static_cast<void>(world_.rank());  // throws if it was moved from
+  }
 
   C& world() { return world_; }
   int rank() const { return world_.rank(); }

@@ -76,7 +76,7 @@ struct Ticket {
 /// In place: all_gather with `send == recv + rank * count`; reduce_scatter with `recv == send + rank * count`;
 /// all_reduce with `send == recv`. Otherwise `send` and `recv` are apart. An all_reduce is in place on all ranks or on
 /// none: a model may refuse others.
-/// The concept asks for collectives of fp32; engines need them in the types of their precision, and for
+/// The concept asks for collectives of fp32, and for an all_reduce of fp64 in place; engines need them in the types of their precision, and for
 /// EngineOptions::reduce_dtype reductions in bf16 or fp16.
 /// A rank's input may still be read by peers after its own collective has completed: before it is overwritten, the
 /// stream that overwrites it calls `wait_for_peers` with the collective's ticket. It need not for the input of an earlier
@@ -184,9 +184,11 @@ concept ReportsHistory = requires(C& comm, int engine, std::string_view history)
   { comm.report_history(engine, history) } noexcept;        // engine: its number in its mesh, equal on all ranks
 };
 
-/// The former name of ReportsHistory, for one version.
+/// The former name of ReportsHistory, for one version, in which the member may have its former name, too.
 template <class C>
-concept KeepsEnds = ReportsHistory<C>;
+concept KeepsEnds = ReportsHistory<C> || requires(C& comm, int engine, std::string_view history) {
+  { comm.keep_end(engine, history) } noexcept;
+};
 
 /// Divides a unit's parameters, gradients and optimizer state over ranks (see strategy.hpp). Engine and Engine::shard
 /// take one. A strategy that has a member `group` as well (int) shards within groups of so many consecutive ranks, and

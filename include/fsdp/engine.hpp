@@ -294,7 +294,7 @@ struct EngineCore {
     if constexpr (TellsFailure<Stream> && requires(Failure const& why) { mesh->world().note_failure(why); })
       if (auto const* const failed = failures.failed_stream()) mesh->world().note_failure(*failed->failure());
   }
-  /// Leaves a stream's failure that no call has thrown to the world.
+  /// If a stream has failed and no call has thrown that yet, leaves the failure to the world: see comm::defer_failure.
   [[gnu::cold]] void defer_failure() noexcept {
     if constexpr (TellsFailure<Stream>)
       if (auto const* const failed = failures.failed_stream()) comm::defer_failure(mesh->world(), *failed->failure());

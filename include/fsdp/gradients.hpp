@@ -129,7 +129,7 @@ template <class E>
     std::array<char, 128> said{};
     auto const history = shards.history().text();
     auto const compared = formatted_to(said, "{} norm with max_norm {}{}{}", name(options.norm), max_norm,
-                                    history.empty() ? "" : ", ", history);
+                                       history.empty() ? "" : ", ", history);
     norm.ticket = shards.with_cause([&] {
       return shards.scalar_communicator().all_reduce(compute, static_cast<double const*>(norm.parts), norm.parts,
                                                      static_cast<std::size_t>(parts),

@@ -20,8 +20,8 @@
 #include "fsdp/detail/mpi/calls.hpp"
 #include "fsdp/detail/mpi/collectives.hpp"
 #include "fsdp/detail/mpi/environment.hpp"
-#include "fsdp/detail/mpi/world_state.hpp"
 #include "fsdp/detail/mpi/group.hpp"
+#include "fsdp/detail/mpi/world_state.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host.hpp"
 

@@ -758,7 +758,7 @@ struct CommunicatorSuite {
   TEST_CASE(tag ": enqueueing does not wait for device work", "[communicator]") {                                  \
     fsdp::conformance::CommunicatorSuite<Fixture>::enqueue_does_not_wait();                                        \
   }                                                                                                                \
-  TEST_CASE(tag ": exchange and ask_first_rank", "[communicator]") {                                                      \
+  TEST_CASE(tag ": exchange and ask_first_rank", "[communicator]") {                                               \
     fsdp::conformance::CommunicatorSuite<Fixture>::exchange();                                                     \
   }                                                                                                                \
   TEST_CASE(tag ": split", "[communicator]") { fsdp::conformance::CommunicatorSuite<Fixture>::split(); }           \

@@ -6,9 +6,9 @@
 # long
 # timeout: 900
 # programs: nanogpt
-# usage: tests/kernels/report.sh [NVCC [WORK_DIR [FOLDER | ARCHITECTURE...]]]   (nvcc, a temporary folder, 90a and 80)
+# usage: tests/kernels/report.sh [NVCC [WORK_DIR [FOLDER... | ARCHITECTURE...]]]   (nvcc, a temporary folder, 90a and 80)
 #
-# With FOLDER the kernels are those of the CUDA objects in it, which hold uncompressed PTX (tests/CMakeLists.txt asks for it).
+# With FOLDERs the kernels are those of the CUDA objects in them, which hold uncompressed PTX (tests/CMakeLists.txt asks for it).
 # Otherwise they are compiled here.
 #
 # Columns: architecture, registers of a thread, bytes of static shared memory, of the stack, of spill stores and loads,
@@ -31,8 +31,8 @@ if [[ -n ${FSDP_FMT_INCLUDE:-} ]]; then fmt=(-Xcompiler=-idirafter,"$FSDP_FMT_IN
 
 modules=()
 if [[ -d ${architectures[0]} ]]; then
-  mapfile -t objects < <(find "${architectures[0]}" -name '*.cu.o' | sort)
-  ((${#objects[@]})) || { echo "FAILED: no CUDA objects in ${architectures[0]}"; exit 1; }
+  mapfile -t objects < <(find "${architectures[@]}" -name '*.cu.o' | sort)
+  ((${#objects[@]})) || { echo "FAILED: no CUDA objects in ${architectures[*]}"; exit 1; }
   for object in "${objects[@]}"; do
     # Each text between two zero bytes that begins like PTX is a module.
     module=$work/$(basename "$object" .cu.o)
@@ -123,12 +123,13 @@ awk -F'\t' '
     print "FAILED: spills " $5 " bytes: sm_" $1 ": " $9
     failed = 1
   }
+  $9 ~ /SumFew/ { sums = 1 }  # of local::Communicator
   has_packs() {
     ++packed
     if (("," $7 ",") !~ /,16[,+]/) { print "FAILED: no load of 16 bytes: sm_" $1 ": " $9; failed = 1 }
   }
   END {
     print NR " kernels, " packed + 0 " of packs"
-    if (packed < 20) { print "FAILED: too few kernels were found"; failed = 1 }
+    if (packed < 20 || !sums) { print "FAILED: too few kernels were found"; failed = 1 }
     exit failed
   }' "$work/table"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An engine asks the communicator that an AnyCommunicator holds whether its collectives complete in order among peers, and waits
-// for peers as over the communicator itself.
-// skip-sanitizers
+// An engine asks the communicator that an AnyCommunicator holds whether its collectives complete in order among peers,
+// and waits for peers as over the communicator itself. skip-sanitizers
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

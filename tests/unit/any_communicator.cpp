@@ -301,7 +301,9 @@ TEST_CASE("any communicator says what its communicator lacks, and refuses it by 
   CHECK(refusal([&] { world.all_gather(stream, &narrow, &narrow, 1, {}); }) ==
         "rank 0: the communicator that AnyCommunicator holds has no all_gather of bf16");
   double wide{};
-  CHECK(refusal([&] { world.broadcast(stream, &wide, 1, 0, {"block", "forward"}); }) ==
+  CHECK(refusal([&] {
+          world.broadcast(stream, &wide, 1, 0, {"block", "forward"});
+        }) ==
         "rank 0: the communicator that AnyCommunicator holds has no broadcast of fp64 for unit 'block' (forward)");
   CHECK(refusal([&] { fsdp::detail::GradientSums<World>::narrow(fsdp::DType::f16, world); }) ==
         "rank 0: reduce_dtype fp16: the communicator's reduce_scatter and all_reduce do not take fp16");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of `train`, `bench` or `sample`: declared here, instantiated in run_rank_*.
+// One rank of `train`, `bench` or `sample`: declared here, instantiated in rank_host.cpp and rank_cuda.cu of each
+// model.
 #pragma once
 
 #include <string>

@@ -310,10 +310,10 @@ class TrainingLoop {
     auto& engine = trainer_.engine();
     std::string text;  // rank 0's
     static_cast<void>(fsdp::comm::ask_first_rank(engine.world(), pack(rank_memory(engine.account())), "memory",
-                                          [&](std::vector<std::string> const& ranks) {
-                                            text = log_line_of_memory(iteration, ranks);
-                                            return std::string();
-                                          }));
+                                                 [&](std::vector<std::string> const& ranks) {
+                                                   text = log_line_of_memory(iteration, ranks);
+                                                   return std::string();
+                                                 }));
     if (first_rank_) run_log_.write(text);
   }
   std::int64_t reserved() const { return trainer_.engine().account().reserved_total(); }

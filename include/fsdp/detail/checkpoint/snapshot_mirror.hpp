@@ -129,7 +129,8 @@ class SnapshotMirror {
     }
     device.record(done_, stream_);
   }
-  /// Waits until all slices have arrived in host memory. For one thread, which may be any. @throws what has failed the stream
+  /// Waits until all slices have arrived in host memory. For one thread, which may be any. @throws what has failed the
+  /// stream
   void wait() { comm_.device().synchronize(std::as_const(done_)); }
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares descriptions, and hashes of optimizer steps and of written values, over ranks; carries an error of one rank to
-// all ranks.
+// Compares descriptions, and hashes of optimizer steps and of written values, over ranks; carries an error of one rank
+// to all ranks.
 #pragma once
 
 #include <algorithm>

@@ -249,8 +249,8 @@ struct TorchBuffers {
   void* gradients = nullptr;  ///< null also where gradients are not wanted
 };
 
-/// Parameters of a torch module whose storages are those of one unit of an engine (frozen parameters: of the units beside
-/// it). Outside uses, storages refuse accesses; `grad()` of a parameter is then such a tensor too, so that an
+/// Parameters of a torch module whose storages are those of one unit of an engine (frozen parameters: of the units
+/// beside it). Outside uses, storages refuse accesses; `grad()` of a parameter is then such a tensor too, so that an
 /// optimizer or a clipping function of torch that still works on the modules' parameters is refused, not ignored.
 class TorchUnit {
  public:

@@ -41,7 +41,8 @@ struct Header {
 
   bool agrees(Header const& other) const {
     return sequence == other.sequence && count == other.count && unit_hash == other.unit_hash &&
-           history_hash == other.history_hash && root == other.root && collective == other.collective && type == other.type;
+           history_hash == other.history_hash && root == other.root && collective == other.collective &&
+           type == other.type;
   }
   /// Refers to the texts of this.
   CallDescription operation() const {

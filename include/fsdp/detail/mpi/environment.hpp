@@ -138,7 +138,7 @@ class Environment {
   /// failure that nobody was told of, prints it and ends the process with EXIT_FAILURE.
   ~Environment() {
     if (std::uncaught_exceptions() > unwinding_) detail::end_run(EXIT_FAILURE);
-    bool const failed = report_left_failure();
+    bool const failed = report_deferred_failure();
     try {
       expect_equal_ends();
     } catch (std::exception const& error) {
@@ -154,7 +154,7 @@ class Environment {
   /// Prints the failure that an engine has left, once: a stream failed, and no call had thrown that before the engine
   /// ended. mpi::run calls it.
   /// @return whether there was one
-  [[gnu::cold]] bool report_left_failure() const {
+  [[gnu::cold]] bool report_deferred_failure() const {
     auto& note = detail::deferred_failure();
     if (!note.failed()) return false;
     detail::write_error(fsdp::detail::with_rank(rank_, note.text) + "\n");
@@ -246,7 +246,7 @@ template <class Body>
 int run(int argc, char** argv, Body&& body) {
   Environment environment(argc, argv);
   int const result = std::forward<Body>(body)(environment);
-  bool const failed = environment.report_left_failure();
+  bool const failed = environment.report_deferred_failure();
   environment.expect_equal_ends();
   return failed && result == 0 ? EXIT_FAILURE : result;
 }

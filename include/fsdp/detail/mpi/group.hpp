@@ -17,11 +17,11 @@
 #include "fsdp/detail/comm/messages.hpp"
 #include "fsdp/detail/mpi/calls.hpp"
 #include "fsdp/detail/mpi/control.hpp"
-#include "fsdp/detail/mpi/world_state.hpp"
 #include "fsdp/detail/mpi/header.hpp"
 #include "fsdp/detail/mpi/peers.hpp"
 #include "fsdp/detail/mpi/shared_arena.hpp"
 #include "fsdp/detail/mpi/wait.hpp"
+#include "fsdp/detail/mpi/world_state.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
 

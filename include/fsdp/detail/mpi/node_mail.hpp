@@ -36,7 +36,7 @@ static_assert(std::is_trivially_copyable_v<Notice>);
 /// Sends notices without waiting, and keeps those that have come. One per process, for any thread.
 ///
 /// Nobody waits for a notice, and only threads that have waited for a while look for some: a run in which nothing fails
-/// exchanges a few when communicators end. Letters are small enough for MPI to deliver without a receiver.
+/// exchanges a few when communicators end. Notices are small enough for MPI to deliver without a receiver.
 class NodeMail {
  public:
   struct Received {

@@ -18,10 +18,10 @@
 #include "fsdp/detail/comm/messages.hpp"
 #include "fsdp/detail/mpi/control.hpp"
 #include "fsdp/detail/mpi/environment.hpp"
-#include "fsdp/detail/mpi/world_state.hpp"
 #include "fsdp/detail/mpi/header.hpp"
 #include "fsdp/detail/mpi/placement.hpp"
 #include "fsdp/detail/mpi/wait.hpp"
+#include "fsdp/detail/mpi/world_state.hpp"
 #include "fsdp/error.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi::detail {
