@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // An engine asks the communicator that an AnyCommunicator holds whether its collectives complete in order among peers,
-// and waits for peers as over the communicator itself. skip-sanitizers
+// and waits for peers as over the communicator itself.
+// skip-sanitizers
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
