@@ -91,7 +91,7 @@ TEST_CASE("a file is taken from the sender that was expected; what strangers sen
   using namespace fsdp::mpi::detail;
   auto const open_before = open_files();
   {
-    DescriptorPost expected, stranger, receiver;
+    DescriptorSocket expected, stranger, receiver;
     for (auto* post : {&expected, &stranger, &receiver}) REQUIRE(post->open() == 0);
     SharedFile theirs, file, received;
     REQUIRE(theirs.create() == 0);
