@@ -92,7 +92,7 @@ TEST_CASE("a file is taken from the sender that was expected; what strangers sen
   auto const open_before = open_files();
   {
     DescriptorSocket expected, stranger, receiver;
-    for (auto* post : {&expected, &stranger, &receiver}) REQUIRE(post->open() == 0);
+    for (auto* socket : {&expected, &stranger, &receiver}) REQUIRE(socket->open() == 0);
     SharedFile theirs, file, received;
     REQUIRE(theirs.create() == 0);
     REQUIRE(file.create() == 0);
