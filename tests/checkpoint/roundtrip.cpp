@@ -5,6 +5,7 @@
 // needs: nlohmann_json xxHash
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -18,6 +19,7 @@
 #include "tests/catch.hpp"
 #include "tests/checkpoint/support.hpp"
 #include "tests/support/messages.hpp"
+#include "tests/support/ramp.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace {
@@ -305,4 +307,36 @@ TEST_CASE("a file that somebody writes meanwhile is no pointer, and no error") {
   }
   writer.join();
   CHECK(problem == "");
+}
+
+TEST_CASE("slices of several blocks are read from within a block, by any number of ranks", "[checkpoint]") {
+  fsdp::testing::TemporaryFolder const folder;
+  constexpr std::int64_t elements = 700'000;  // three blocks of fp32
+  auto const run = [&](int ranks, bool saves) {
+    std::vector<float> weights;
+    fsdp::local::run(ranks, fsdp::host::Device{}, [&](fsdp::local::Communicator<fsdp::host::Device> comm) {
+      fsdp::Mesh mesh(std::move(comm));
+      fsdp::Engine engine(mesh, fsdp::FullShard{});
+      auto layer = engine.shard(fsdp::testing::Ramp<>{elements}, "layer");
+      fsdp::Sgd sgd(engine, {.momentum = 0.9f});
+      if (saves) {
+        layer.forward();
+        layer.backward(1.0f);
+        sgd.step(0.01f);
+        fsdp::save(engine, sgd, folder.path);
+      } else {
+        fsdp::load(engine, sgd, folder.path / "step-1");
+      }
+      auto const all = fsdp::testing::all_weights(engine);
+      if (engine.rank() == 0) weights = all;
+    });
+    return weights;
+  };
+  auto const saved = run(1, true);
+  REQUIRE(saved.size() == static_cast<std::size_t>(elements));
+  CHECK(saved.back() != saved.front());
+  for (int const ranks : {2, 3}) {
+    CAPTURE(ranks);
+    CHECK((run(ranks, false) == saved));  // not printed
+  }
 }
