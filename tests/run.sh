@@ -140,7 +140,7 @@ fi
 
 if ((all || full)); then build cpu all "${host[@]}"; else build cpu tested "${host[@]}"; fi
 if ((all)); then
-  # nvcc before the sanitizers: its builds fail most often, and a failed build ends the run.
+  # nvcc before the sanitizers: a source that it refuses ends the run, and does so early.
   if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
     export PATH=$PATH:/usr/local/cuda/bin
     # nvcc's -O is of the host's part alone, which does not run without a GPU. The C++ sources have the flags of the preset cpu, so
