@@ -72,12 +72,12 @@ struct EngineCore {
   }
   EngineCore(EngineCore&&) = delete;
   [[gnu::cold]] ~EngineCore() {
-    bool const told = std::uncaught_exceptions() > exceptions || failures.was_told();
+    bool const reported = std::uncaught_exceptions() > exceptions || failures.was_reported();
     failures.for_each_stream([&](Stream& stream) { drain(stream); });
     notify_peers();
-    if (!told) defer_failure();
+    if (!reported) defer_failure();
     if (!sealed) mesh->forget_engine(number);
-    if (sealed && !told) comm::report_history(mesh->world(), number, history.text());
+    if (sealed && !reported) comm::report_history(mesh->world(), number, history.text());
   }
 
   /// Seals the engine: see Engine::seal.
@@ -270,7 +270,7 @@ struct EngineCore {
   /// Waits for a stream in a destructor. Streams that can fail are looked at when the engine ends.
   void drain(Stream& stream) noexcept {
     try {
-      if constexpr (TellsFailure<Stream>) return stream.finish();
+      if constexpr (ReportsFailure<Stream>) return stream.finish();
       device.synchronize(stream);
     } catch (std::exception const& error) {
       std::fprintf(stderr, "fsdp: rank %d: %s\n", where.rank, error.what());
@@ -282,7 +282,7 @@ struct EngineCore {
   /// Waits until all streams of this rank have run dry.
   /// @throws why one of them has failed
   void synchronize() {
-    if constexpr (TellsFailure<Stream>) {
+    if constexpr (ReportsFailure<Stream>) {
       failures.for_each_stream([](Stream& stream) { stream.finish(); });
       failures.expect_whole();
     }
@@ -291,12 +291,12 @@ struct EngineCore {
 
   /// Tells peers that wait for this rank why a stream has failed, if the world can do that.
   [[gnu::cold]] void notify_peers() noexcept {
-    if constexpr (TellsFailure<Stream> && requires(Failure const& why) { mesh->world().note_failure(why); })
+    if constexpr (ReportsFailure<Stream> && requires(Failure const& why) { mesh->world().note_failure(why); })
       if (auto const* const failed = failures.failed_stream()) mesh->world().note_failure(*failed->failure());
   }
   /// If a stream has failed and no call has thrown that yet, leaves the failure to the world: see comm::defer_failure.
   [[gnu::cold]] void defer_failure() noexcept {
-    if constexpr (TellsFailure<Stream>)
+    if constexpr (ReportsFailure<Stream>)
       if (auto const* const failed = failures.failed_stream()) comm::defer_failure(mesh->world(), *failed->failure());
   }
 

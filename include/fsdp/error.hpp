@@ -160,17 +160,21 @@ struct Failure {
 
 /// A stream that may fail and report it, as host streams do. The concept Device does not require it.
 template <class Stream>
-concept TellsFailure = requires(Stream& stream, Stream const& view) {
+concept ReportsFailure = requires(Stream& stream, Stream const& view) {
   { view.failure() } -> std::same_as<Failure const*>;  // nullptr: whole, as far as is known
   view.rethrow();                                      // throws it, if there is one
-  { view.was_told() } -> std::same_as<bool>;           // some call has thrown it
+  { view.was_reported() } -> std::same_as<bool>;       // some call has thrown it
   stream.finish();                                     // waits until all work is done or skipped; throws nothing
 };
+
+/// The former name of ReportsFailure, for one version.
+template <class Stream>
+concept TellsFailure = ReportsFailure<Stream>;
 
 /// The reason why the stream has failed; nullptr if it has not, or if streams of its device do not fail.
 template <class Stream>
 Failure const* failure_of([[maybe_unused]] Stream const& stream) {
-  if constexpr (TellsFailure<Stream>) {
+  if constexpr (ReportsFailure<Stream>) {
     return stream.failure();
   } else {
     return nullptr;
@@ -182,7 +186,7 @@ Failure const* failure_of([[maybe_unused]] Stream const& stream) {
 /// @throws the failure of `stream`, if it has failed by itself
 template <class Stream>
 [[gnu::cold]] void raise_own_failure([[maybe_unused]] Stream const& stream) {
-  if constexpr (TellsFailure<Stream>)
+  if constexpr (ReportsFailure<Stream>)
     if (auto const* const why = failure_of(stream); why != nullptr && why->kind != ErrorKind::peer) stream.rethrow();
 }
 

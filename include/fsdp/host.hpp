@@ -106,6 +106,6 @@ struct Device {
 };
 
 static_assert(fsdp::Device<Device>);
-static_assert(TellsFailure<Stream>);
+static_assert(ReportsFailure<Stream>);
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::host

@@ -62,8 +62,9 @@ inline std::size_t json_token(std::string_view text, std::size_t end) {
   return begin;
 }
 
-/// Builds the value that nlohmann's parser reads, in time that is linear in the text: nlohmann's own builder goes
-/// through all earlier members of an object or array after each object in it, if it is given a callback.
+/// Builds the value that nlohmann's parser reads, in time that is linear in the text but for the sorting of names:
+/// nlohmann's own builder goes through all earlier members of an object or array after each object in it, if it is
+/// given a callback, and an ordered_json through all earlier names of an object for each further one.
 template <class J>
 class JsonBuilder {
  public:
@@ -78,14 +79,27 @@ class JsonBuilder {
   bool string(std::string& value) { return put(std::move(value)); }
   bool binary(typename J::binary_t&) { return false; }  // not in JSON
   bool start_object(std::size_t) { return open(J::object()); }
-  bool end_object() { return close(); }
+  bool end_object() {
+    if constexpr (ordered) {
+      std::vector<std::string_view> names;
+      for (auto const& member : members()) names.emplace_back(member.first);
+      std::sort(names.begin(), names.end());
+      auto const twice = std::adjacent_find(names.begin(), names.end());
+      if (twice != names.end()) return refuse_second(*twice);
+    }
+    return close();
+  }
   bool start_array(std::size_t) { return open(J::array()); }
   bool end_array() { return close(); }
   bool key(std::string& name) {
-    auto const [member, fresh] = open_.back()->emplace(name, nullptr);
-    member_ = &*member;
-    if (!fresh) fault_ = {JsonFault::Kind::twice, 0, 0, name};
-    return fresh;
+    if constexpr (ordered) {
+      member_ = &members().emplace_back(name, nullptr).second;
+      return true;
+    } else {
+      auto const [member, fresh] = members().emplace(name, nullptr);
+      member_ = &member->second;
+      return fresh || refuse_second(name);
+    }
   }
   /// @param position  bytes that were read
   template <class Error>
@@ -100,6 +114,14 @@ class JsonBuilder {
   }
 
  private:
+  using Members = typename J::object_t;  // of an object: a vector of names and values, or a map
+  static constexpr bool ordered = requires(Members& members) { members.emplace_back("", nullptr); };
+
+  Members& members() { return open_.back()->template get_ref<Members&>(); }
+  bool refuse_second(std::string_view name) {
+    fault_ = {JsonFault::Kind::twice, 0, 0, std::string(name)};
+    return false;
+  }
   bool put(J value) {
     place(std::move(value));
     return true;
@@ -131,8 +153,8 @@ class JsonBuilder {
 }  // namespace detail
 
 /// Parses a text that is one JSON value and nothing else.
-/// @tparam J      nlohmann::ordered_json, or nlohmann::json, whose objects may have many names: ordered_json goes
-///                through all earlier names of an object for each further one
+/// @tparam J      nlohmann::ordered_json; or nlohmann::json, which finds one name among many in logarithmic time, and
+///                is a second type to compile
 /// @param fault   why the text is refused
 /// @return a discarded value if the text is refused
 template <class J = Json>

@@ -154,8 +154,6 @@ class SafetensorsFile {
   }
 
  private:
-  using Header = nlohmann::json;  // an object with a name for each tensor
-
   struct Placed {
     std::uint64_t begin, end;
     TensorEntry entry;
@@ -216,7 +214,7 @@ class SafetensorsFile {
     data_ = base_ + detail::length_bytes + length;
 
     std::string_view const text(reinterpret_cast<char const*>(base_) + detail::length_bytes, length);
-    auto const header = parse_object<Header>(text, formatted("the header of '{}'", path_.string()));
+    auto const header = parse_object(text, formatted("the header of '{}'", path_.string()));
     std::vector<Placed> placed;
     for (auto const& item : header.items()) {
       if (item.key() == "__metadata__") {
@@ -257,14 +255,14 @@ class SafetensorsFile {
     if (covered != data_bytes) wrong("its tensors take {} bytes, but its data have {} bytes", covered, data_bytes);
   }
 
-  void read_metadata(Header const& value) {
+  void read_metadata(Json const& value) {
     if (!value.is_object()) wrong("expected an object '__metadata__'");
     for (auto const& item : value.items()) {
       if (!item.value().is_string()) wrong("expected a text for '{}' in '__metadata__'", item.key());
       metadata_.emplace(item.key(), item.value().get<std::string>());
     }
   }
-  Placed read_entry(std::string const& name, Header const& value) const {
+  Placed read_entry(std::string const& name, Json const& value) const {
     if (!value.is_object() || !value.contains("dtype") || !value.contains("shape") || !value.contains("data_offsets"))
       wrong("tensor '{}': expected 'dtype', 'shape' and 'data_offsets'", name);
     Placed placed{0, 0, {name, DType::f32, {}}, nullptr};

@@ -210,7 +210,7 @@ class Shards {
     core.passes.complete_gradients();
     core.checks.set_stepped(given.measurement());
     history().add("step with learning rate", learning_rate);
-    if constexpr (TellsFailure<typename E::Stream>) meet();
+    if constexpr (ReportsFailure<typename E::Stream>) meet();
     if (given.measurement() != 0) kernels::count_skipped(engine_->device(), engine_->compute(), norm().result);
     core.passes.begin_updates();
     if (core.offload) core.offload->begin_step();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // When a run is not saved, and how it goes on from there.
 // needs: nlohmann_json xxHash
+// skip-tsan
 #include <cstddef>
 #include <filesystem>
 #include <span>

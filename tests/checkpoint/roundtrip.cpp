@@ -117,7 +117,7 @@ void check_worlds(bool all) {
 
 TEST_CASE("any world's checkpoint is any other world's, bit by bit") { check_worlds(false); }
 
-TEST_CASE("so it is for all pairs of worlds", "[.][worlds]") { check_worlds(true); }
+TEST_CASE("any world's checkpoint is any other world's, for all pairs of worlds", "[.][worlds]") { check_worlds(true); }
 
 TEST_CASE("a checkpoint of fp32 is one of bf16 with fp32 masters, and the other way round") {
   for (auto const ranks : {1, 2, 3}) {

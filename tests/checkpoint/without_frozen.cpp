@@ -2,6 +2,7 @@
 // Checkpoints without the parameters of frozen tensors: what they hold, and that a run goes on from one with the same
 // bits once its frozen parameters are there.
 // needs: nlohmann_json xxHash
+// skip-tsan
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>

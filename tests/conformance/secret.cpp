@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where the secret of a run comes from, and what is refused; HMAC-SHA256 as RFC 4231 has it.
 // links: OpenSSL::Crypto
+// skip-tsan
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -8,13 +8,13 @@
 #   <!-- compile: prelude=NAME -->        it stands where tests/docs/preludes/NAME.cpp has its line `// BLOCK`
 #   <!-- no-compile: the reason -->       counted, and limited below
 # Most of the time goes into headers and the engine. So all blocks are one source, each in a namespace of its own, which $CXX
-# compiles and links once. Files of their own are also checked alone, by clang++ where there is one: those that include
-# `common` behind a precompiled header of it.
+# compiles and links once. Files of their own are also checked alone, by clang++ where there is one: those that include all
+# headers of one of `bases` behind a precompiled header of them.
 # Arguments: the pages to look at instead of all.
 set -euo pipefail
 cd "${FSDP_SOURCE:-$(dirname "$0")/../..}"
 compiler=${CXX:-g++} clang=${FSDP_CLANG:-}
-common=("fsdp/local.hpp" "fsdp/fsdp.hpp" "fsdp/host.hpp")
+bases=("fsdp/checkpoint.hpp fsdp/local.hpp fsdp/fsdp.hpp fsdp/host.hpp" "fsdp/local.hpp fsdp/fsdp.hpp fsdp/host.hpp")
 most_not_compiled=1  # blocks with a reason, in all pages together
 least_compiled=8     # blocks: fewer means that this script no longer finds them
 
@@ -83,15 +83,19 @@ compiles() { # compiles COUNT WHERE COMPILER ARGUMENT...: counts the blocks, or 
   fi
 }
 
-behind=()
-if [[ -n $clang ]]; then
-  printf '#include "%s"\n' "${common[@]}" >"$folder/common.hpp"
-  compiles 0 "the common headers" "$clang" -x c++-header "$folder/common.hpp" -Xclang -fpch-instantiate-templates -o "$folder/common.pch" &&
-    behind=(-include-pch "$folder/common.pch")
-fi
 alone() { # alone FILE: whether it compiles by itself
-  local header first=("${behind[@]}")
-  for header in "${common[@]}"; do grep -qF "#include \"$header\"" "$1" || first=(); done
+  local i header includes_all first=()
+  for i in "${!bases[@]}"; do
+    [[ -n $clang && ${#first[@]} == 0 ]] || break
+    includes_all=1
+    for header in ${bases[i]}; do grep -qF "#include \"$header\"" "$1" || includes_all=0; done
+    ((includes_all)) || continue
+    if [[ ! -e $folder/base_$i.pch ]]; then
+      printf '#include "%s"\n' ${bases[i]} >"$folder/base_$i.hpp"
+      compiles 0 "${bases[i]}" "$clang" -x c++-header "$folder/base_$i.hpp" -Xclang -fpch-instantiate-templates -o "$folder/base_$i.pch" || return 1
+    fi
+    first=(-include-pch "$folder/base_$i.pch")
+  done
   compiles 0 "$where" "${clang:-$compiler}" "${first[@]}" -fsyntax-only "$1"
 }
 

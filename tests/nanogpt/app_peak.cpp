@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reference of utilisation: the table of devices, the peak of ranks together, and that disturbed measurements of
 // the host's do not count.
-// skip-asan
+// skip-sanitizers
 #include <atomic>
 #include <chrono>
 #include <cmath>

@@ -112,7 +112,7 @@ TEST_CASE("segments of layers change no bit, under any strategy", "[nanogpt][mod
   compare<fsdp::Fp32>(fsdp::HybridShard<>{}, run, {depth});
 }
 
-TEST_CASE("so it is with any prefetch, with some layers, and with evaluation in between",
+TEST_CASE("segments change no bit with any prefetch, of some layers, and with evaluation in between",
           "[nanogpt][model][segments]") {
   for (int const prefetch : {0, 1, 2, 3}) {
     auto run = short_run(2);
@@ -122,7 +122,7 @@ TEST_CASE("so it is with any prefetch, with some layers, and with evaluation in 
   }
 }
 
-TEST_CASE("so it is with adapters and with frozen layers", "[nanogpt][model][segments]") {
+TEST_CASE("segments change no bit of adapters and above frozen layers", "[nanogpt][model][segments]") {
   for (auto const& tuning : {adapters(3), last(1), last(2), last(3), last(5)}) {
     for (int const prefetch : {0, 2}) {
       auto run = short_run(2);
@@ -136,7 +136,7 @@ TEST_CASE("so it is with adapters and with frozen layers", "[nanogpt][model][seg
   }
 }
 
-TEST_CASE("so it is when layers share units", "[nanogpt][model][segments]") {
+TEST_CASE("segments change no bit when layers share units", "[nanogpt][model][segments]") {
   for (auto const& tuning : {transformer::Tuning{}, adapters(3), last(3), last(4)}) {
     auto run = short_run(2);
     run.tuning = tuning;

@@ -2,7 +2,7 @@
 // Controls of movement: what is gathered ahead, kept, or left waiting changes no result, with delays at every kernel
 // and collective.
 //
-// skip-asan
+// skip-sanitizers
 #include <cmath>
 #include <cstring>
 #include <functional>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Engines whose units differ in strategy: equal to the bit to uniform ones, with clipping, in all that they export.
 //
-// skip-asan
+// skip-sanitizers
 #include <cstring>
 #include <optional>
 #include <string>

@@ -4,6 +4,7 @@
 //
 // full-run: [offload]
 // needs: nlohmann_json xxHash
+// skip-tsan
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -169,7 +170,8 @@ TEST_CASE("sums over micro-steps, rounded reductions and functions of the caller
   check_sums(false);
 }
 
-TEST_CASE("so it is with every choice of what is offloaded", "[.][offload]") {
+TEST_CASE("state in host memory gives the bits of state on the device, for every choice of what is offloaded",
+          "[.][offload]") {
   check_kinds(true);
   check_sums(true);
 }

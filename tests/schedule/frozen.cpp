@@ -131,7 +131,8 @@ TEST_CASE("frozen units stay as they are, and the others train as if an optimize
   compare_with_left_out(ranks, 1, {toy::Setting::every, toy::Setting::none, toy::Setting::even_layers}, false);
 }
 
-TEST_CASE("the same with every prefetch depth, and all ways to begin gradients", "[.][frozen]") {
+TEST_CASE("frozen units stay, and the others train alone, with every prefetch depth and all ways to begin gradients",
+          "[.][frozen]") {
   int const ranks = GENERATE(1, 2, 3, 4);
   int const prefetch = GENERATE(0, 1, 2, 3);
   auto const setting = GENERATE(toy::Setting::none, toy::Setting::every, toy::Setting::ends, toy::Setting::even_layers);
@@ -263,7 +264,9 @@ TEST_CASE("clipped steps have the bits of a run in which the frozen units have g
   compare_clipped(false);
 }
 
-TEST_CASE("so they have under every strategy, whatever is frozen", "[.][frozen]") { compare_clipped(true); }
+TEST_CASE("clipped steps have the bits of gradients of zero under every strategy, whatever is frozen", "[.][frozen]") {
+  compare_clipped(true);
+}
 
 TEST_CASE("the norm leaves frozen units out, and clipped steps are the same on any number of ranks") {
   for (auto const& frozen : patterns) {

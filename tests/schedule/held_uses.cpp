@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A use that begins in one function and ends in another does what a scope does; abandoned, what a scope does that an
 // exception leaves. Declared uses begin their gradients' sums themselves, and get the caller's initial values.
+// skip-tsan
 #include <array>
 #include <cstdint>
 #include <functional>

@@ -46,7 +46,7 @@ TEST_CASE("a rank that reduces not, or clips alone, is an error on every rank") 
       for (auto const next : one_order::nexts) CHECK(one_case(fsdp::FullShard{}, ranks, fault, next) == "");
 }
 
-TEST_CASE("so it is in a mesh, where ranks wait in different groups") {
+TEST_CASE("a rank that reduces not, or clips alone, is an error in a mesh, where ranks wait in different groups") {
   for (auto const fault : one_order::faults)
     CHECK(one_case(fsdp::HybridShard<>{.group = 2}, 4, fault, one_order::Next::mean) == "");
 }

@@ -427,9 +427,13 @@ TEST_CASE("operations: the program is what the engine enqueues, for all pairs of
   check(fsdp::testing::all_pairs(engine_table::axes));
 }
 
-TEST_CASE("operations: so it is for engines at random") { check(engine_table::rows_at_random(100, 8)); }
+TEST_CASE("operations: the program is what the engine enqueues, for engines at random") {
+  check(engine_table::rows_at_random(100, 8));
+}
 
-TEST_CASE("operations: and for many more", "[.][operations]") { check(engine_table::rows_at_random(5000, 9)); }
+TEST_CASE("operations: the program is what the engine enqueues, for 5,000 engines at random", "[.][operations]") {
+  check(engine_table::rows_at_random(5000, 9));
+}
 
 TEST_CASE("operations: a step that ends with a micro-step that leaves parameters unsharded") {
   CHECK(problem({1, 2, 2, 0, 2, 1, 3, 0, 4, 0, 0}, 1) == "");
@@ -444,6 +448,6 @@ TEST_CASE("operations: a simulation times them as streams, events and waits do t
   check_clocks(fsdp::testing::all_pairs(engine_table::axes));
 }
 
-TEST_CASE("operations: so it does for many more", "[.][operations]") {
+TEST_CASE("operations: a simulation times engines at random as their streams, events and waits do", "[.][operations]") {
   check_clocks(engine_table::rows_at_random(500, 10));
 }

@@ -3,6 +3,7 @@
 // pass comes to are left as they are, or get zeroes; wrong paths are refused by name.
 // full-run: [paths]
 // timeout: 1800
+// skip-tsan
 #include "fsdp/paths.hpp"
 
 #include <algorithm>
@@ -430,13 +431,13 @@ TEST_CASE("a path has the bits and the collectives of an engine that declares it
   for (auto const& strategy : strategies_in_turn(ranks, ranks, prefetch)) compare_alone(ranks, prefetch, strategy);
 }
 
-TEST_CASE("paths: so it is with every strategy at every depth of prefetch", "[.][paths]") {
+TEST_CASE("a path has the bits of its uses alone with every strategy at every depth of prefetch", "[.][paths]") {
   int const ranks = GENERATE(1, 2, 3, 4);
   int const prefetch = GENERATE(0, 1, 2, 3);
   for (auto const& strategy : strategies(ranks)) compare_alone(ranks, prefetch, strategy);
 }
 
-TEST_CASE("paths: so it is when gradients accumulate, and parameters are kept or not") {
+TEST_CASE("a path has the bits of its uses alone when gradients accumulate, and parameters are kept or not") {
   int const ranks = GENERATE(1, 2, 3, 4);
   for (auto const& strategy : strategies(ranks)) {
     Case of{ranks, strategy};
@@ -489,11 +490,12 @@ void compare_options(int ranks, bool all) {
 
 }  // namespace
 
-TEST_CASE("so it is with each option, frozen layers and functions on reduced gradients") {
+TEST_CASE("a path has the bits of its uses alone with each option, frozen layers and functions on reduced gradients") {
   compare_options(GENERATE(2, 4), false);
 }
 
-TEST_CASE("so it is with each option of every strategy on 2 ranks and on 4", "[.][paths]") {
+TEST_CASE("a path has the bits of its uses alone with each option of every strategy on 2 ranks and on 4",
+          "[.][paths]") {
   compare_options(GENERATE(2, 4), true);
 }
 
@@ -517,17 +519,18 @@ void compare_segments(int ranks, int prefetch, bool all) {
 
 }  // namespace
 
-TEST_CASE("so it is when a path has all of a segment, which is recomputed") {
+TEST_CASE("a path that has all of a segment, which is recomputed, has the bits of its uses alone") {
   int const ranks = GENERATE(1, 2, 4);
   compare_segments(ranks, GENERATE(0, 2), false);
 }
 
-TEST_CASE("so it is with segments under every strategy at every depth of prefetch", "[.][paths]") {
+TEST_CASE("a path with segments has the bits of its uses alone under every strategy at every depth of prefetch",
+          "[.][paths]") {
   int const ranks = GENERATE(1, 2, 4);
   compare_segments(ranks, GENERATE(0, 2), true);
 }
 
-TEST_CASE("so it is in bf16, where unreduced gradients wait in an accumulator") {
+TEST_CASE("a path has the bits of its uses alone in bf16, where unreduced gradients wait in an accumulator") {
   int const ranks = GENERATE(1, 2, 4);
   for (auto const& strategy : strategies(ranks)) {
     Case of{ranks, strategy};
@@ -563,11 +566,12 @@ TEST_CASE("units that get zeroes have the bits of modules whose gradients are ze
   compare_zeros(GENERATE(1, 2, 4), false);
 }
 
-TEST_CASE("so they have under every strategy, whatever updates them", "[.][paths]") {
+TEST_CASE("units that get zeroes have the bits of zero gradients under every strategy, whatever updates them",
+          "[.][paths]") {
   compare_zeros(GENERATE(1, 2, 4), true);
 }
 
-TEST_CASE("so it is with layers dropped at random in each step, in every setting", "[.][paths]") {
+TEST_CASE("layers dropped at random in each step have the bits of their uses alone, in every setting", "[.][paths]") {
   int const ranks = GENERATE(1, 2, 3, 4);
   int const prefetch = GENERATE(0, 1, 2, 3);
   auto const updates = GENERATE(Updates::adamw, Updates::sgd, Updates::muon);
@@ -992,7 +996,7 @@ TEST_CASE("in programs of paths at random, every reader finds what it needs") {
   check_programs(1, fsdp::testing::sanitized ? 100 : 400);
 }
 
-TEST_CASE("so it is in many more", "[.][paths]") {
+TEST_CASE("in many more programs of paths at random, every reader finds what it needs", "[.][paths]") {
   for (unsigned seed = 2; seed < 12; ++seed) check_programs(seed, 2000);
 }
 

@@ -177,9 +177,11 @@ TEST_CASE("recorded: no two accesses to a byte are unordered, in engines at rand
   check(engine_table::rows_at_random(40, 4));
 }
 
-TEST_CASE("recorded: nor in many more", "[.][recorded]") { check(engine_table::rows_at_random(5100, 5)); }
+TEST_CASE("recorded: no two accesses to a byte are unordered, in 5,100 engines at random", "[.][recorded]") {
+  check(engine_table::rows_at_random(5100, 5));
+}
 
-TEST_CASE("recorded: so it is without any wait of many more engines", "[.][recorded]") {
+TEST_CASE("recorded: without any wait some accesses are unordered, in many more engines", "[.][recorded]") {
   std::vector<int> needed(static_cast<std::size_t>(fsdp::WaitSite::count_), 0);
   CHECK(unneeded(engine_table::rows_at_random(560, 6), needed) == "");
 }

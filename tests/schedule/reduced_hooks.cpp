@@ -288,7 +288,7 @@ TEST_CASE("hooks: what they change is what a run changes between backward and st
   compare_with_hand(ranks, static_cast<unsigned>(ranks), false);
 }
 
-TEST_CASE("hooks: so it is in many more runs", "[.][hooks]") {
+TEST_CASE("hooks: what they change is what a run changes between backward and step, in many more runs", "[.][hooks]") {
   int const ranks = GENERATE(1, 2, 3, 4);
   unsigned const seed = GENERATE(range(10u, 40u));
   compare_with_hand(ranks, seed, true);
@@ -322,7 +322,9 @@ TEST_CASE("hooks: they see the gradients that are exported, bit for bit") {
   compare_with_export(GENERATE(1, 2, 3, 4), false);
 }
 
-TEST_CASE("hooks: so it is with every precision", "[.][hooks]") { compare_with_export(GENERATE(1, 2, 3, 4), true); }
+TEST_CASE("hooks: they see the gradients that are exported with every precision", "[.][hooks]") {
+  compare_with_export(GENERATE(1, 2, 3, 4), true);
+}
 
 TEST_CASE("hooks: they are called behind the operation that completes the shard, on its stream") {
   using Fp32 = fsdp::Fp32;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls and settings that cannot be honoured are refused at once and by name, and change nothing.
+// skip-tsan
 #include <algorithm>
 #include <atomic>
 #include <chrono>

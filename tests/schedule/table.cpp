@@ -66,6 +66,10 @@ TEST_CASE("table: the engine does what its program says, for all pairs of what e
   check(fsdp::testing::all_pairs(axes));
 }
 
-TEST_CASE("table: so it does for engines at random") { check(engine_table::rows_at_random(300, 1)); }
+TEST_CASE("table: the engine does what its program says, for engines at random") {
+  check(engine_table::rows_at_random(300, 1));
+}
 
-TEST_CASE("table: and for many more", "[.][table]") { check(engine_table::rows_at_random(50000, 2)); }
+TEST_CASE("table: the engine does what its program says, for 50,000 engines at random", "[.][table]") {
+  check(engine_table::rows_at_random(50000, 2));
+}

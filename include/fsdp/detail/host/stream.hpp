@@ -208,7 +208,7 @@ struct StreamCore {
     if (is_known_failed()) rethrow_error();
   }
   [[noreturn, gnu::cold, gnu::noinline]] void rethrow_error() const {
-    failure_text->tell();
+    failure_text->mark_reported();
     if (error != nullptr) std::rethrow_exception(error);
     failure.raise();
   }
@@ -486,7 +486,7 @@ class Stream {
   /// Throws the stream's failure, if it has failed.
   void rethrow() const { core().rethrow(); }
   /// Whether a call has thrown the failure, of this stream or of an event of it.
-  bool was_told() const { return core().is_known_failed() && core_->failure_text->was_told(); }
+  bool was_reported() const { return core().is_known_failed() && core_->failure_text->was_reported(); }
 
   /// Blocks the calling thread until the latest record of `event` is reached, on whichever stream.
   /// @throws why that stream had failed before the record; UsageError if `event` was never recorded
@@ -518,7 +518,7 @@ class Stream {
 
   static void raise_failure(Event const& event) {
     if (!event.state_->has_failed(event.ticket_)) return;
-    event.state_->tell_failure();
+    event.state_->mark_failure_reported();
     event.state_->failure_of_rank(event.rank_).raise();
   }
   /// A callable that may be copied as bytes, by the function that calls it.
