@@ -2,10 +2,12 @@
 // Stochastic rounding: neighbours, exact means, bits that depend on seed, tensor, step and element alone.
 // skip-sanitizers
 // optimised
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <set>
 #include <vector>
 
@@ -173,4 +175,38 @@ TEST_CASE("adamw with bf16 moments follows fp32's on average when it rounds at r
   CHECK(std::fabs(second - reached) < 0.006 * reached);
   CHECK(std::fabs(moved - static_cast<double>(exact[0])) < 0.01 * std::fabs(static_cast<double>(exact[0])));
   CHECK(static_cast<double>(fsdp::widen(v_nearest[0])) > 1.5 * reached);  // stuck: an update is less than half a unit
+}
+
+TEST_CASE("adamw rounds a parameter and its two moments with independent random numbers", "[rounding]") {
+  LoopDevice const device;
+  LoopDevice::Stream stream;
+  constexpr std::size_t n = 16384;
+  std::vector<fsdp::OptimizerChunk> const chunks{{0, n, 0.0f, 6, 0}};
+  std::vector<bf16> p(n, bf16(1.0f)), m(n), v(n);
+  std::vector<float> const g(n, 0.7f);
+  fsdp::AdamWScalars const s{};
+  fsdp::OptimizerStep now{};
+  fsdp::kernels::begin_step(device, stream, &now, 1e-3f, s.beta1, s.beta2, nullptr);
+  fsdp::kernels::adamw<true>(device, stream, chunks.data(), 1, &now, s, p.data(), g.data(), m.data(), v.data(), 11);
+  auto const rounded_up = [](std::vector<bf16> const& values) {
+    float largest = -1.0f;
+    for (auto const value : values) largest = std::max(largest, fsdp::widen(value));
+    std::vector<double> up;
+    for (auto const value : values) up.push_back(fsdp::widen(value) == largest ? 1.0 : 0.0);
+    return up;
+  };
+  auto const mean = [](std::vector<double> const& values) {
+    return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(n);
+  };
+  std::array const up{rounded_up(p), rounded_up(m), rounded_up(v)};
+  for (std::size_t a = 0; a < up.size(); ++a) {
+    double const share = mean(up[a]);
+    CHECK(share * (1.0 - share) > 0.05);  // in both directions
+    for (std::size_t b = 0; b < a; ++b) {
+      std::vector<double> both;
+      for (std::size_t i = 0; i < n; ++i) both.push_back(up[a][i] * up[b][i]);
+      // The deviation of a covariance of independent draws is at most 1 / (4 sqrt(n)); six of them.
+      CHECK(std::fabs(mean(both) - share * mean(up[b])) < 6.0 / (4.0 * 128.0));
+    }
+  }
 }
