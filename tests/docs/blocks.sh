@@ -14,7 +14,8 @@
 set -euo pipefail
 cd "${FSDP_SOURCE:-$(dirname "$0")/../..}"
 compiler=${CXX:-g++} clang=${FSDP_CLANG:-}
-bases=("fsdp/checkpoint.hpp fsdp/local.hpp fsdp/fsdp.hpp fsdp/host.hpp" "fsdp/local.hpp fsdp/fsdp.hpp fsdp/host.hpp")
+common="fsdp/local.hpp fsdp/fsdp.hpp fsdp/host.hpp"
+bases=("fsdp/checkpoint.hpp $common" "$common")
 most_not_compiled=1  # blocks with a reason, in all pages together
 least_compiled=8     # blocks: fewer means that this script no longer finds them
 
@@ -83,20 +84,23 @@ compiles() { # compiles COUNT WHERE COMPILER ARGUMENT...: counts the blocks, or 
   fi
 }
 
+includes_all() { # includes_all FILE HEADER...
+  local header
+  for header in "${@:2}"; do grep -qF "#include \"$header\"" "$1" || return 1; done
+}
 alone() { # alone FILE: whether it compiles by itself
-  local i header includes_all first=()
+  local i behind=()
   for i in "${!bases[@]}"; do
-    [[ -n $clang && ${#first[@]} == 0 ]] || break
-    includes_all=1
-    for header in ${bases[i]}; do grep -qF "#include \"$header\"" "$1" || includes_all=0; done
-    ((includes_all)) || continue
-    if [[ ! -e $folder/base_$i.pch ]]; then
-      printf '#include "%s"\n' ${bases[i]} >"$folder/base_$i.hpp"
-      compiles 0 "${bases[i]}" "$clang" -x c++-header "$folder/base_$i.hpp" -Xclang -fpch-instantiate-templates -o "$folder/base_$i.pch" || return 1
+    if [[ -n $clang ]] && includes_all "$1" ${bases[i]}; then
+      if [[ ! -e $folder/base_$i.pch ]]; then
+        printf '#include "%s"\n' ${bases[i]} >"$folder/base_$i.hpp"
+        compiles 0 "${bases[i]}" "$clang" -x c++-header "$folder/base_$i.hpp" -Xclang -fpch-instantiate-templates -o "$folder/base_$i.pch" || return 1
+      fi
+      behind=(-include-pch "$folder/base_$i.pch")
+      break
     fi
-    first=(-include-pch "$folder/base_$i.pch")
   done
-  compiles 0 "$where" "${clang:-$compiler}" "${first[@]}" -fsyntax-only "$1"
+  compiles 0 "$where" "${clang:-$compiler}" "${behind[@]}" -fsyntax-only "$1"
 }
 
 programs=()

@@ -15,6 +15,8 @@ void step_names(fsdp::Program& program) {
   static_cast<void>(flags), static_cast<void>(pass), static_cast<void>(declared), static_cast<void>(slot);
 }
 
+static_assert(fsdp::TellsFailure<fsdp::host::Stream>);
+
 template <class E>
 void engine_names(E& engine) {
   auto const shards = engine.shards();

@@ -9,7 +9,6 @@
 
 #include "tests/catch.hpp"
 #include "tests/support/local_run.hpp"
-#include "tests/support/sanitized.hpp"
 
 namespace {
 
@@ -71,7 +70,6 @@ Exported train(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run const
 template <class P = fsdp::Fp32>
 void check(fsdp::ShardingStrategy const& strategy, Strategies const& blocks, std::optional<fsdp::ShardingStrategy> root,
            int ranks, toy::Run run) {
-  if (!fsdp::testing::next_cell()) return;
   auto const uniform = train<P>(strategy, ranks, run);
   run.shape.strategies = blocks;
   run.shape.root = root;

@@ -121,7 +121,7 @@ void check(toy::World const& world, Setting setting, std::optional<std::size_t> 
   auto const plain = train<P>(world, setting);
   auto all = choices(!std::is_same_v<typename P::Master, typename P::Param>);
   if (turn) all = {all[*turn % (all.size() - 1)], all.back()};
-  if (fsdp::testing::sanitized) all.erase(all.begin(), all.end() - 1);  // everything at once has every race
+  if (fsdp::testing::sanitized) all.erase(all.begin(), all.end() - 1);  // everything at once has all buffers
   for (auto const& options : all) {
     INFO(text(options));
     setting.offload = options;

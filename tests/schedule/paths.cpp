@@ -992,7 +992,6 @@ void check_programs(unsigned seed, int programs) {
 }  // namespace
 
 TEST_CASE("in programs of paths at random, every reader finds what it needs") {
-  if (fsdp::testing::has_thread_sanitizer) return;  // one thread computes all
   check_programs(1, fsdp::testing::sanitized ? 100 : 400);
 }
 
