@@ -60,25 +60,9 @@ struct EngineCore {
 
   /// @param caller  computes; nullptr: a stream of the engine's own
   [[gnu::cold]] EngineCore(Mesh<C>& over, ShardingStrategy const& strategy, EngineOptions const& options,
-                           Stream* caller)
-      : mesh(&over),
-        device(over.device()),
-        where(place(over.rank(), over.size(), strategy)),
-        declared(where, strategy, options),
-        streams(device, caller),
-        compute(&streams[StreamKind::compute]) {
-    expect_exact_arithmetic(where.rank);
-    number = mesh->number_engine();
-  }
+                           Stream* caller);
   EngineCore(EngineCore&&) = delete;
-  [[gnu::cold]] ~EngineCore() {
-    bool const reported = std::uncaught_exceptions() > exceptions || failures.was_reported();
-    failures.for_each_stream([&](Stream& stream) { drain(stream); });
-    notify_peers();
-    if (!reported) defer_failure();
-    if (!sealed) mesh->forget_engine(number);
-    if (sealed && !reported) comm::report_history(mesh->world(), number, history.text());
-  }
+  [[gnu::cold]] ~EngineCore();
 
   /// Seals the engine: see Engine::seal.
   void seal() {
@@ -91,38 +75,7 @@ struct EngineCore {
   /// [Note: Sealing is undone] If sealing throws, the engine is as it was before, and may be sealed again. Ranks
   /// compare their layouts first, then take memory, and say at the end whether they have failed, so that all ranks have
   /// a sealed engine, or none has.
-  [[gnu::cold]] void seal_once() {
-    Busy const busy(declared, "the engine is being sealed", "the engine was to be sealed");
-    declared.seal();
-    input = declared.plan_input();
-    program = compile_program(input);
-#if defined(FSDP_CHECK_PROGRAM)
-    if (auto const problem = check_program(program, input); !problem.empty())
-      fail<Error>("rank {}: the compiled step is wrong: {}. Please report it, with this printed step:\n{}", where.rank,
-                  problem, to_text(program));
-#endif
-    expect_buffers(program, input, passes.next_backward());
-    auto const which =
-        formatted("engine {} of this mesh, whose first unit is '{}'\n", number, declared.units().front()->name());
-    expect_equal_texts(mesh->world(), which + declared.text(), "layouts");
-    bool alone = false;  // peers wait for this rank in expect_all_sealed
-    try {
-      split_communicators();
-      alone = !registers_memory(mesh->world());  // else they wait for it to register memory
-      storage.allocate(mesh->world(), declared.units(), program, fsdp::memory_plan(program, input));
-      storage.register_memory(executor, scalar_comm);
-      alone = true;
-      prepare();
-      alone = false;
-      expect_all_sealed(storage.initial_values().text());
-    } catch (...) {
-      unseal();
-      if (alone) report_failure();
-      throw;
-    }
-    for (auto& unit : declared.units()) unit->initial = {};
-    sealed = true;
-  }
+  [[gnu::cold]] void seal_once();
   /// The part of sealing that each rank does by itself: hands out its memory, and fills it.
   [[gnu::cold]] void prepare() {
     storage.place_shards(declared.units(), program);
@@ -200,41 +153,11 @@ struct EngineCore {
       split(Group::kept, where.rank / ranks, "kept group");
   }
   /// @throws UsageError if the engine is sealed, or calls a function that must not declare anything
-  [[gnu::cold, gnu::noinline]] void expect_unsealed(std::string_view what, std::string_view instead) const {
-    FSDP_EXPECTS(!sealed,
-                 "rank {}: {} too late; {} before the first forward, optimizer, save or load, which seals the engine",
-                 where.rank, what, instead);
-    declared.expect_idle(what);
-  }
-  void discard_gradients() {
-    passes.expect_no_incomplete_step("gradients are discarded");
-    bool some = false;
-    for (std::size_t u = 0; sealed && u < declared.units().size(); ++u) {
-      auto const& contents = passes.contents()[u];
-      some = some || contents.gradient == step::Contents::Gradient::sum || contents.waits();
-    }
-    passes.discard();
-    checks.forget_norm();
-    if (some) history.add("discard_gradients");
-  }
+  [[gnu::cold, gnu::noinline]] void expect_unsealed(std::string_view what, std::string_view instead) const;
+  void discard_gradients();
   /// Begins a scope.
   /// @throws UsageError for want of buffers; nothing has changed then
-  [[gnu::noinline]] void begin_backward_scope(BackwardChange change) {
-    auto const entry = calls.enter(name(change));
-    FSDP_EXPECTS(
-        change != BackwardChange::frozen_parameters || declared.options().allow_frozen_parameters,
-        "rank {}: backward passes can leave parameters frozen only with EngineOptions::allow_frozen_parameters",
-        where.rank);
-    passes.add_scope(change, 1);
-    try {
-      if (sealed) return expect_buffers(program, input, passes.next_backward());
-      auto const so_far = declared.plan_input();
-      expect_buffers(compile_program(so_far), so_far, passes.next_backward());
-    } catch (...) {
-      passes.add_scope(change, -1);
-      throw;
-    }
-  }
+  [[gnu::noinline]] void begin_backward_scope(BackwardChange change);
   void end_backward_scope(BackwardChange change) noexcept { passes.add_scope(change, -1); }
   [[gnu::cold]] void expect_buffers(Program const& of, StepInput const& from, BackwardFlags flags) const {
     auto const missing = missing_option(of, from, flags);
@@ -246,27 +169,12 @@ struct EngineCore {
                      missing.option);
   }
   /// @return the use's unit; nullptr: backward passes do not come to the use
-  Unit* begin_use(UseKind kind, std::size_t use) {
-    if (kind == UseKind::forward) seal();
-    auto const* const turn = failures.with_cause([&] { return passes.begin_use(kind, use); });
-    if (turn == nullptr) return nullptr;
-    if (kind != UseKind::forward) storage.count_gradients();
-    return declared.units()[turn->unit].get();
-  }
-  void end_use() {
-    failures.with_cause([&] { passes.end_use(); });
-  }
+  Unit* begin_use(UseKind kind, std::size_t use);
+  void end_use();
 
-  void attach_tracer(std::unique_ptr<Tracer<Device>> next) {
-    trace.attach(next.get());
-    executor.attach(next.get());
-    tracer = std::move(next);
-  }
+  void attach_tracer(std::unique_ptr<Tracer<Device>> next);
 
-  void drain() noexcept {
-    drain(*compute);
-    if (auto* const copy = streams.find(StreamKind::copy)) drain(*copy);
-  }
+  void drain() noexcept;
   /// Waits for a stream in a destructor. Streams that can fail are looked at when the engine ends.
   void drain(Stream& stream) noexcept {
     try {
@@ -281,13 +189,7 @@ struct EngineCore {
 
   /// Waits until all streams of this rank have run dry.
   /// @throws why one of them has failed
-  void synchronize() {
-    if constexpr (ReportsFailure<Stream>) {
-      failures.for_each_stream([](Stream& stream) { stream.finish(); });
-      failures.expect_whole();
-    }
-    failures.for_each_stream([&](Stream& stream) { device.synchronize(stream); });
-  }
+  void synchronize();
 
   /// Tells peers that wait for this rank why a stream has failed, if the world can do that.
   [[gnu::cold]] void notify_peers() noexcept {
@@ -326,6 +228,137 @@ struct EngineCore {
   step::Passes<Executor<C, P>> passes{executor, where.rank, &declared.order()};
   GradientChecks checks{where.rank, passes, declared.options().without_gradient != WithoutGradient::refused};
 };
+
+template <Communicator C, class P>
+EngineCore<C, P>::EngineCore(Mesh<C>& over, ShardingStrategy const& strategy, EngineOptions const& options,
+                             Stream* caller)
+    : mesh(&over),
+      device(over.device()),
+      where(place(over.rank(), over.size(), strategy)),
+      declared(where, strategy, options),
+      streams(device, caller),
+      compute(&streams[StreamKind::compute]) {
+  expect_exact_arithmetic(where.rank);
+  number = mesh->number_engine();
+}
+
+template <Communicator C, class P>
+EngineCore<C, P>::~EngineCore() {
+  bool const reported = std::uncaught_exceptions() > exceptions || failures.was_reported();
+  failures.for_each_stream([&](Stream& stream) { drain(stream); });
+  notify_peers();
+  if (!reported) defer_failure();
+  if (!sealed) mesh->forget_engine(number);
+  if (sealed && !reported) comm::report_history(mesh->world(), number, history.text());
+}
+
+template <Communicator C, class P>
+void EngineCore<C, P>::seal_once() {
+  Busy const busy(declared, "the engine is being sealed", "the engine was to be sealed");
+  declared.seal();
+  input = declared.plan_input();
+  program = compile_program(input);
+#if defined(FSDP_CHECK_PROGRAM)
+  if (auto const problem = check_program(program, input); !problem.empty())
+    fail<Error>("rank {}: the compiled step is wrong: {}. Please report it, with this printed step:\n{}", where.rank,
+                problem, to_text(program));
+#endif
+  expect_buffers(program, input, passes.next_backward());
+  auto const which =
+      formatted("engine {} of this mesh, whose first unit is '{}'\n", number, declared.units().front()->name());
+  expect_equal_texts(mesh->world(), which + declared.text(), "layouts");
+  bool alone = false;  // peers wait for this rank in expect_all_sealed
+  try {
+    split_communicators();
+    alone = !registers_memory(mesh->world());  // else they wait for it to register memory
+    storage.allocate(mesh->world(), declared.units(), program, fsdp::memory_plan(program, input));
+    storage.register_memory(executor, scalar_comm);
+    alone = true;
+    prepare();
+    alone = false;
+    expect_all_sealed(storage.initial_values().text());
+  } catch (...) {
+    unseal();
+    if (alone) report_failure();
+    throw;
+  }
+  for (auto& unit : declared.units()) unit->initial = {};
+  sealed = true;
+}
+
+template <Communicator C, class P>
+void EngineCore<C, P>::expect_unsealed(std::string_view what, std::string_view instead) const {
+  FSDP_EXPECTS(!sealed,
+               "rank {}: {} too late; {} before the first forward, optimizer, save or load, which seals the engine",
+               where.rank, what, instead);
+  declared.expect_idle(what);
+}
+
+template <Communicator C, class P>
+void EngineCore<C, P>::discard_gradients() {
+  passes.expect_no_incomplete_step("gradients are discarded");
+  bool some = false;
+  for (std::size_t u = 0; sealed && u < declared.units().size(); ++u) {
+    auto const& contents = passes.contents()[u];
+    some = some || contents.gradient == step::Contents::Gradient::sum || contents.waits();
+  }
+  passes.discard();
+  checks.forget_norm();
+  if (some) history.add("discard_gradients");
+}
+
+template <Communicator C, class P>
+void EngineCore<C, P>::begin_backward_scope(BackwardChange change) {
+  auto const entry = calls.enter(name(change));
+  FSDP_EXPECTS(change != BackwardChange::frozen_parameters || declared.options().allow_frozen_parameters,
+               "rank {}: backward passes can leave parameters frozen only with EngineOptions::allow_frozen_parameters",
+               where.rank);
+  passes.add_scope(change, 1);
+  try {
+    if (sealed) return expect_buffers(program, input, passes.next_backward());
+    auto const so_far = declared.plan_input();
+    expect_buffers(compile_program(so_far), so_far, passes.next_backward());
+  } catch (...) {
+    passes.add_scope(change, -1);
+    throw;
+  }
+}
+
+template <Communicator C, class P>
+FlatParam<P>* EngineCore<C, P>::begin_use(UseKind kind, std::size_t use) {
+  if (kind == UseKind::forward) seal();
+  auto const* const turn = failures.with_cause([&] { return passes.begin_use(kind, use); });
+  if (turn == nullptr) return nullptr;
+  if (kind != UseKind::forward) storage.count_gradients();
+  return declared.units()[turn->unit].get();
+}
+
+template <Communicator C, class P>
+void EngineCore<C, P>::end_use() {
+  failures.with_cause([&] { passes.end_use(); });
+}
+
+template <Communicator C, class P>
+void EngineCore<C, P>::attach_tracer(std::unique_ptr<Tracer<Device>> next) {
+  trace.attach(next.get());
+  executor.attach(next.get());
+  tracer = std::move(next);
+}
+
+template <Communicator C, class P>
+void EngineCore<C, P>::drain() noexcept {
+  drain(*compute);
+  if (auto* const copy = streams.find(StreamKind::copy)) drain(*copy);
+}
+
+template <Communicator C, class P>
+void EngineCore<C, P>::synchronize() {
+  if constexpr (ReportsFailure<Stream>) {
+    failures.for_each_stream([](Stream& stream) { stream.finish(); });
+    failures.expect_whole();
+  }
+  failures.for_each_stream([&](Stream& stream) { device.synchronize(stream); });
+}
 
 /// @tparam E  Engine, which has it as a base
 template <class E>
@@ -630,12 +663,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   /// @throws OrderError on every rank if they give different numbers of values, or have stepped or discarded otherwise;
   /// why one of this rank's streams has failed, if that is known already or has ended the peers
   /// @note Collective: yes; blocks the calling thread.
-  std::vector<double> mean_over_ranks(std::vector<double> const& values) {
-    auto const entry = core_.calls.enter("mean_over_ranks");
-    core_.failures.expect_whole();
-    return core_.failures.with_cause(
-        [&] { return detail::mean_over_ranks(core_.mesh->world(), values, core_.history.text()); });
-  }
+  std::vector<double> mean_over_ranks(std::vector<double> const& values);
 
   /// For destructors: waits until compute and copies have run dry, and reports instead of throwing.
   void drain() noexcept { core_.drain(); }
@@ -680,6 +708,14 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
 
   Core core_;
 };
+
+template <Communicator C, PrecisionPolicy P>
+std::vector<double> Engine<C, P>::mean_over_ranks(std::vector<double> const& values) {
+  auto const entry = core_.calls.enter("mean_over_ranks");
+  core_.failures.expect_whole();
+  return core_.failures.with_cause(
+      [&] { return detail::mean_over_ranks(core_.mesh->world(), values, core_.history.text()); });
+}
 
 template <Communicator C, PrecisionPolicy P>
 Engine(Mesh<C>&, ShardingStrategy, P, EngineOptions = {}) -> Engine<C, P>;

@@ -158,14 +158,10 @@ void run(int ranks, DeviceOrFactory const& device, Body&& body) {
 #include "fsdp/detail/compiled/instances.hpp"
 #include "fsdp/host.hpp"
 
-#define FSDP_LOCAL_INSTANCES(how)                                     \
-  how struct local::detail::Published<host::Device>;                  \
-  how class local::detail::Group<host::Device>;                       \
-  how class local::detail::Member<host::Device>;                      \
-  how struct local::detail::RankGroups<host::Device>;                 \
-  how class local::detail::Run<host::Device>;                         \
-  FSDP_COMMUNICATOR_INSTANCES(how, local::Communicator<host::Device>) \
-  FSDP_DEVICE_INSTANCES(how, host::Device, Fp32)                      \
+#define FSDP_LOCAL_INSTANCES(how)                                                        \
+  how void local::detail::run_ranks(int, local::detail::RankCalls<host::Device> const&); \
+  FSDP_COMMUNICATOR_INSTANCES(how, local::Communicator<host::Device>)                    \
+  FSDP_DEVICE_INSTANCES(how, host::Device, Fp32)                                         \
   FSDP_ENGINE_INSTANCES(how, local::Communicator<host::Device>, Fp32)
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {

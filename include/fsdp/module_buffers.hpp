@@ -65,15 +65,16 @@ namespace detail {
 
 /// @return the fault of a list in which two buffers have one name, or one has no memory; empty: there is none
 [[gnu::cold]] inline std::string fault_of(std::vector<ModuleBuffer> const& buffers) {
-  std::vector<std::string_view> names;
+  NameTable names;
   for (auto const& buffer : buffers) {
     if (buffer.data == nullptr && buffer.bytes > 0) return formatted("buffer '{}' is nullptr", buffer.name);
-    names.push_back(buffer.name);
+    auto const same = [&](std::size_t earlier) { return buffers[earlier].name == buffer.name; };
+    if (names.find(buffer.name, same) != NameTable::none)
+      return formatted("two buffers have the name '{}'; give each buffer its own name", buffer.name);
+    names.reserve();
+    names.add(buffer.name);
   }
-  std::sort(names.begin(), names.end());
-  auto const twice = std::adjacent_find(names.begin(), names.end());
-  if (twice == names.end()) return {};
-  return formatted("two buffers have the name '{}'; give each buffer its own name", *twice);
+  return {};
 }
 /// @param what  the call, for the message
 /// @throws UsageError if the list has a fault

@@ -206,28 +206,14 @@ class BasicCommunicator {
     std::size_t received;  // elements that peers may write into `receive`
   };
 
-  BasicCommunicator(std::shared_ptr<detail::Group> group, D device)
-      : state_(std::make_shared<State>(std::move(group))), device_(std::move(device)) {}
+  BasicCommunicator(std::shared_ptr<detail::Group> group, D device);
 
-  static std::shared_ptr<detail::Group> make_world(Environment const& environment, Options options) {
-    MPI_Comm world = MPI_COMM_NULL;
-    detail::check(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
-    // A stream may wait for work that waits for peers: the peers' message must come first.
-    if (host::wait_deadline() < 2 * options.timeout) host::set_wait_deadline(2 * options.timeout);
-    static std::atomic<std::uint64_t> worlds{0};  // all ranks make the same ones
-    auto const id = ++worlds;
-    auto state = std::make_shared<detail::WorldState>(environment.mail(), id, environment.rank());
-    return std::make_shared<detail::Group>(world, environment.nodes(options.ranks_per_node), std::move(state),
-                                           detail::hash_of(formatted("world {}", id)), "world",
-                                           std::vector<std::uint64_t>{}, options);
-  }
+  static std::shared_ptr<detail::Group> make_world(Environment const& environment, Options options);
   State& state() const {
     FSDP_EXPECTS(state_ != nullptr, "this communicator was moved from; call the object to which it was moved");
     return *state_;
   }
-  void leave() noexcept {
-    if (state_ != nullptr) state_->group->leave(state_->sequence, std::uncaught_exceptions() > state_->exceptions);
-  }
+  void leave() noexcept;
   int world_rank() const { return state().group->own_world_rank(); }
 
   template <class T>
@@ -270,6 +256,29 @@ class BasicCommunicator {
   std::shared_ptr<State> state_;
   D device_;
 };
+
+template <class D>
+BasicCommunicator<D>::BasicCommunicator(std::shared_ptr<detail::Group> group, D device)
+    : state_(std::make_shared<State>(std::move(group))), device_(std::move(device)) {}
+
+template <class D>
+std::shared_ptr<detail::Group> BasicCommunicator<D>::make_world(Environment const& environment, Options options) {
+  MPI_Comm world = MPI_COMM_NULL;
+  detail::check(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
+  // A stream may wait for work that waits for peers: the peers' message must come first.
+  if (host::wait_deadline() < 2 * options.timeout) host::set_wait_deadline(2 * options.timeout);
+  static std::atomic<std::uint64_t> worlds{0};  // all ranks make the same ones
+  auto const id = ++worlds;
+  auto state = std::make_shared<detail::WorldState>(environment.mail(), id, environment.rank());
+  return std::make_shared<detail::Group>(world, environment.nodes(options.ranks_per_node), std::move(state),
+                                         detail::hash_of(formatted("world {}", id)), "world",
+                                         std::vector<std::uint64_t>{}, options);
+}
+
+template <class D>
+void BasicCommunicator<D>::leave() noexcept {
+  if (state_ != nullptr) state_->group->leave(state_->sequence, std::uncaught_exceptions() > state_->exceptions);
+}
 
 /// The communicator of plain host devices.
 using Communicator = BasicCommunicator<>;

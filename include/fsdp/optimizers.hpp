@@ -53,14 +53,7 @@ class AdamW {
   /// as fsdp::Optimizers
   /// @param groups  settings of some of them
   /// @throws UsageError as above, and if a pattern matches no tensor that trains
-  [[gnu::cold]] AdamW(E& engine, TensorSelection tensors, AdamWOptions const& options = {}, ParamGroups groups = {})
-      : options_(checked(options)),
-        state_(engine, name(), text(options), 2,
-               detail::OwnedTensors(
-                   name(), detail::OwnedTensors::Decays::betas,
-                   {.weight_decay = options.weight_decay, .first = options.beta1, .second = options.beta2},
-                   std::move(tensors), std::move(groups)),
-               options.stochastic_rounding) {}
+  [[gnu::cold]] AdamW(E& engine, TensorSelection tensors, AdamWOptions const& options = {}, ParamGroups groups = {});
 
   // clang-format off
   template <class None = void>
@@ -79,20 +72,11 @@ class AdamW {
   /// @note Stream: on compute; each unit's update waits for its own reduction only, and the next gather of a unit for
   /// its own update only.
   /// @note Collective: no.
-  void step(float lr, GradNorm<E> const& norm = {}) {
-    state_.step(lr, norm, [this](auto& unit) { update(unit); });
-  }
+  void step(float lr, GradNorm<E> const& norm = {});
 
   // Parts of a step, for fsdp::Optimizers: see OptimizerPart.
   void begin_step(float lr, ClipScalars const* clip) { state_.begin_step(lr, clip); }
-  void update(typename E::Unit& unit) {
-    state_.for_each_part(unit, [&](auto const& part) {
-      if constexpr (State::narrow) {
-        if (options_.stochastic_rounding) return this->launch<true>(unit, part);
-      }
-      this->launch<false>(unit, part);
-    });
-  }
+  void update(typename E::Unit& unit);
   bool owns(TensorInfo const& tensor) const { return state_.owns(tensor); }
   /// The tensors of `among` that this optimizer does not own.
   TensorSelection rest(TensorSelection among = TensorSelection::all()) const { return state_.rest(std::move(among)); }
@@ -145,6 +129,31 @@ class AdamW {
   AdamWOptions options_;
   State state_;
 };
+
+template <class E, class Moment>
+AdamW<E, Moment>::AdamW(E& engine, TensorSelection tensors, AdamWOptions const& options, ParamGroups groups)
+    : options_(checked(options)),
+      state_(
+          engine, name(), text(options), 2,
+          detail::OwnedTensors(name(), detail::OwnedTensors::Decays::betas,
+                               {.weight_decay = options.weight_decay, .first = options.beta1, .second = options.beta2},
+                               std::move(tensors), std::move(groups)),
+          options.stochastic_rounding) {}
+
+template <class E, class Moment>
+void AdamW<E, Moment>::step(float lr, GradNorm<E> const& norm) {
+  state_.step(lr, norm, [this](auto& unit) { update(unit); });
+}
+
+template <class E, class Moment>
+void AdamW<E, Moment>::update(typename E::Unit& unit) {
+  state_.for_each_part(unit, [&](auto const& part) {
+    if constexpr (State::narrow) {
+      if (options_.stochastic_rounding) return this->launch<true>(unit, part);
+    }
+    this->launch<false>(unit, part);
+  });
+}
 template <class E>
 AdamW(E&) -> AdamW<E>;
 
@@ -184,20 +193,11 @@ class Sgd {
   void step(GradNorm<E> const& norm) { step(options_.lr, norm); }
 
   /// Takes a step over all units; see AdamW::step for clipping, streams and errors.
-  void step(float lr, GradNorm<E> const& norm = {}) {
-    state_.step(lr, norm, [this](auto& unit) { update(unit); });
-  }
+  void step(float lr, GradNorm<E> const& norm = {});
 
   // Parts of a step, for fsdp::Optimizers: see OptimizerPart.
   void begin_step(float lr, ClipScalars const* clip) { state_.begin_step(lr, clip); }
-  void update(typename E::Unit& unit) {
-    state_.for_each_part(unit, [&](auto const& part) {
-      if constexpr (State::narrow) {
-        if (options_.stochastic_rounding) return this->launch<true>(unit, part);
-      }
-      this->launch<false>(unit, part);
-    });
-  }
+  void update(typename E::Unit& unit);
   bool owns(TensorInfo const& tensor) const { return state_.owns(tensor); }
   /// The tensors of `among` that this optimizer does not own.
   TensorSelection rest(TensorSelection among = TensorSelection::all()) const { return state_.rest(std::move(among)); }
@@ -223,10 +223,7 @@ class Sgd {
  private:
   using State = OptimizerState<E, float>;
 
-  Sgd(E& engine, SgdOptions const& options, detail::OwnedTensors owned)
-      : options_(checked(options)),
-        has_momentum_(owned.has_momentum()),
-        state_(engine, name(), text(options), has_momentum_ ? 1 : 0, std::move(owned), options.stochastic_rounding) {}
+  Sgd(E& engine, SgdOptions const& options, detail::OwnedTensors owned);
 
   static SgdOptions const& checked(SgdOptions const& options) {
     FSDP_EXPECTS(options.momentum >= 0.0f && options.momentum < 1.0f && math::is_finite(options.weight_decay) &&
@@ -258,6 +255,27 @@ class Sgd {
   bool has_momentum_;
   State state_;
 };
+
+template <class E>
+Sgd<E>::Sgd(E& engine, SgdOptions const& options, detail::OwnedTensors owned)
+    : options_(checked(options)),
+      has_momentum_(owned.has_momentum()),
+      state_(engine, name(), text(options), has_momentum_ ? 1 : 0, std::move(owned), options.stochastic_rounding) {}
+
+template <class E>
+void Sgd<E>::step(float lr, GradNorm<E> const& norm) {
+  state_.step(lr, norm, [this](auto& unit) { update(unit); });
+}
+
+template <class E>
+void Sgd<E>::update(typename E::Unit& unit) {
+  state_.for_each_part(unit, [&](auto const& part) {
+    if constexpr (State::narrow) {
+      if (options_.stochastic_rounding) return this->launch<true>(unit, part);
+    }
+    this->launch<false>(unit, part);
+  });
+}
 template <class E>
 Sgd(E&) -> Sgd<E>;
 

@@ -25,23 +25,29 @@ template <class E>
 class [[nodiscard]] EvaluationScope {
  public:
   /// @throws UsageError in the middle of a backward pass
-  explicit EvaluationScope(E& engine) : engine_(&engine) {
-    auto const entry = engine.calls.enter("evaluation");
-    engine.passes.begin_evaluation();
-  }
+  explicit EvaluationScope(E& engine);
   EvaluationScope(EvaluationScope&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)) {}
   EvaluationScope& operator=(EvaluationScope&&) = delete;
-  ~EvaluationScope() noexcept(false) {
-    if (engine_ == nullptr) return;
-    bool const unwinds = std::uncaught_exceptions() != exceptions_;
-    auto const entry = unwinds ? typename E::Calls::Entry() : engine_->calls.enter("the end of an evaluation");
-    engine_->passes.end_evaluation();
-  }
+  ~EvaluationScope() noexcept(false);
 
  private:
   E* engine_;
   int exceptions_ = std::uncaught_exceptions();
 };
+
+template <class E>
+EvaluationScope<E>::EvaluationScope(E& engine) : engine_(&engine) {
+  auto const entry = engine.calls.enter("evaluation");
+  engine.passes.begin_evaluation();
+}
+
+template <class E>
+EvaluationScope<E>::~EvaluationScope() noexcept(false) {
+  if (engine_ == nullptr) return;
+  bool const unwinds = std::uncaught_exceptions() != exceptions_;
+  auto const entry = unwinds ? typename E::Calls::Entry() : engine_->calls.enter("the end of an evaluation");
+  engine_->passes.end_evaluation();
+}
 
 /// Changes the backward passes that begin during its lifetime. A pass that has begun does not change. Scopes nest.
 /// @tparam E  detail::EngineCore
@@ -102,49 +108,13 @@ class OpenUse {
   /// @pre no use is open
   /// @throws OrderError if another use comes next; whatever else the operations before the use throw. No use is open
   /// then
-  [[gnu::noinline]] void begin_use(E& engine, std::size_t use, Pass pass) {
-    auto const what = fsdp::name(pass);
-    auto const entry = engine.calls.enter(what.data());
-    unit_ = engine.begin_use(pass, use);
-    if (unit_ == nullptr) return;
-    engine_ = &engine;
-    pass_ = pass;
-    try {
-      for (std::size_t i = 0; i <= unit_->beside.size(); ++i) begin(unit(i));
-      span_ = engine.trace.begin(*engine.compute, StreamKind::compute, unit_->name(), what,
-                                 fsdp::name(pass == Pass::forward ? Pass::forward : Pass::backward));
-    } catch (...) {
-      abandon_use();
-      throw;
-    }
-  }
+  [[gnu::noinline]] void begin_use(E& engine, std::size_t use, Pass pass);
   /// Does nothing if no use is open; none is afterwards.
   /// @throws what an earlier task threw: the pass has ended then; UsageError if another thread is inside a call of the
   /// engine: the use stays open
-  [[gnu::noinline]] void end_use() {
-    if (unit_ == nullptr) return;
-    auto const entry = engine_->calls.enter(pass_ == Pass::forward    ? "the end of a forward"
-                                            : pass_ == Pass::backward ? "the end of a backward"
-                                                                      : "the end of a recompute");
-    try {
-      span_.end();
-      for (std::size_t i = 0; i <= unit_->beside.size(); ++i) end(unit(i));
-    } catch (...) {
-      abandon_use();
-      throw;
-    }
-    unit_ = nullptr;
-    engine_->end_use();
-  }
+  [[gnu::noinline]] void end_use();
   /// Ends the pass as an exception out of the use does. Does nothing if no use is open; none is afterwards.
-  void abandon_use() noexcept {
-    if (unit_ == nullptr) return;
-    span_ = {};
-    for (std::size_t i = 0; i <= unit_->beside.size(); ++i)
-      engine_->guarded.abandon(engine_->device, *engine_->compute, unit(i));
-    engine_->passes.interrupt();
-    unit_ = nullptr;
-  }
+  void abandon_use() noexcept;
   /// @pre the use is open
   Pass pass() const { return pass_; }
 
@@ -165,6 +135,51 @@ class OpenUse {
   Pass pass_{};
   typename TraceHook<typename E::Device>::Scope span_;
 };
+
+template <class E>
+void OpenUse<E>::begin_use(E& engine, std::size_t use, Pass pass) {
+  auto const what = fsdp::name(pass);
+  auto const entry = engine.calls.enter(what.data());
+  unit_ = engine.begin_use(pass, use);
+  if (unit_ == nullptr) return;
+  engine_ = &engine;
+  pass_ = pass;
+  try {
+    for (std::size_t i = 0; i <= unit_->beside.size(); ++i) begin(unit(i));
+    span_ = engine.trace.begin(*engine.compute, StreamKind::compute, unit_->name(), what,
+                               fsdp::name(pass == Pass::forward ? Pass::forward : Pass::backward));
+  } catch (...) {
+    abandon_use();
+    throw;
+  }
+}
+
+template <class E>
+void OpenUse<E>::end_use() {
+  if (unit_ == nullptr) return;
+  auto const entry = engine_->calls.enter(pass_ == Pass::forward    ? "the end of a forward"
+                                          : pass_ == Pass::backward ? "the end of a backward"
+                                                                    : "the end of a recompute");
+  try {
+    span_.end();
+    for (std::size_t i = 0; i <= unit_->beside.size(); ++i) end(unit(i));
+  } catch (...) {
+    abandon_use();
+    throw;
+  }
+  unit_ = nullptr;
+  engine_->end_use();
+}
+
+template <class E>
+void OpenUse<E>::abandon_use() noexcept {
+  if (unit_ == nullptr) return;
+  span_ = {};
+  for (std::size_t i = 0; i <= unit_->beside.size(); ++i)
+    engine_->guarded.abandon(engine_->device, *engine_->compute, unit(i));
+  engine_->passes.interrupt();
+  unit_ = nullptr;
+}
 }  // namespace detail
 
 /// A use of a unit, as a scope. Its full parameters (and in backward its gradients) are valid during the scope's

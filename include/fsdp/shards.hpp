@@ -122,11 +122,7 @@ class Shards {
   [[nodiscard]] detail::CallGuard::Entry enter(char const* call) const { return engine_->core_.calls.enter(call); }
 
   /// Seals the engine for an optimizer that reads the gradient shards. @note Collective: the first time.
-  void attach_optimizer() const {
-    auto const entry = enter("attach_optimizer");
-    engine_->seal();
-    engine_->core_.storage.count_gradients();
-  }
+  void attach_optimizer() const;
   /// A write of a unit's master shard: make it before the write is enqueued on compute, and destroy it after. While it
   /// lives, no update begins (nor another write, if state is offloaded), and no use of a unit begins or ends.
   class [[nodiscard]] Write {
@@ -242,7 +238,7 @@ class Shards {
   /// Drops a forward pass in progress: every unit is dropped, and the next use starts a new pass.
   /// @throws UsageError inside a use, or in the middle of a backward pass
   /// @param what  the refused action, for the message
-  void abandon_pass(std::string_view what) const { engine_->core_.passes.abandon(what); }
+  void abandon_pass(std::string_view what) const;
   /// Events that must be equal on all ranks; collectives compare them.
   detail::History& history() const { return engine_->core_.history; }
 
@@ -277,17 +273,8 @@ class Shards {
   }
 
  private:
-  [[gnu::cold, gnu::noinline]] void expect_hookable(Unit const& unit) const {
-    expect_of_engine(unit);
-    engine_->core_.expect_unsealed(formatted("on_reduced was called for unit '{}'", unit.name()), "call it");
-    FSDP_EXPECTS(!unit.frozen, "rank {}: on_reduced: unit '{}' is frozen: it has no gradients", engine_->rank(),
-                 unit.name());
-  }
-  [[gnu::noinline]] void expect_own(Unit const& unit) const {
-    FSDP_EXPECTS(engine_->sealed(), "rank {}: unit '{}' is written before the engine is sealed; call seal() first",
-                 engine_->rank(), unit.name());
-    expect_of_engine(unit);
-  }
+  [[gnu::cold, gnu::noinline]] void expect_hookable(Unit const& unit) const;
+  [[gnu::noinline]] void expect_own(Unit const& unit) const;
   void expect_of_engine(Unit const& unit) const {
     FSDP_EXPECTS(unit.index() < size() && &(*this)[unit.index()] == &unit,
                  "rank {}: unit '{}' belongs to another engine; pass a unit of this engine", engine_->rank(),
@@ -296,33 +283,72 @@ class Shards {
   void order_reading() const {
     for (auto const& operation : engine_->core_.program.norms) engine_->core_.executor.order(operation);
   }
-  [[gnu::noinline]] void end_reading(bool whole) const {
-    for (auto const& operation : engine_->core_.program.norms) engine_->core_.executor.remember(operation, whole);
-  }
-  [[gnu::noinline]] void before_write(step::Operation const& operation, bool updates) const {
-    if (auto const& offload = engine_->core_.offload; offload) offload->before_write(operation.unit, updates);
-    engine_->core_.executor.order(operation);
-  }
+  [[gnu::noinline]] void end_reading(bool whole) const;
+  [[gnu::noinline]] void before_write(step::Operation const& operation, bool updates) const;
   /// @param whole  false: an exception has ended the scope
-  [[gnu::noinline]] void end_write(step::Operation const& operation, bool updates, bool whole) const {
-    if (auto const& offload = engine_->core_.offload; offload)
-      offload->end_write(operation.unit, updates, whole);
-    else
-      engine_->core_.executor.remember(operation, whole);
-    if (!updates || !whole) return;
-    passes().note_update(operation);
-  }
-  void meet() const {
-    order_reading();
-    if (engine_->world_size() == 1) return;
-    with_cause([&] {
-      scalar_communicator().all_reduce(engine_->compute(), static_cast<double const*>(nullptr),
-                                       static_cast<double*>(nullptr), 0, history().label("all units", "optimizer"));
-    });
-  }
+  [[gnu::noinline]] void end_write(step::Operation const& operation, bool updates, bool whole) const;
+  void meet() const;
 
   E* engine_;
 };
+
+template <class E>
+void Shards<E>::attach_optimizer() const {
+  auto const entry = enter("attach_optimizer");
+  engine_->seal();
+  engine_->core_.storage.count_gradients();
+}
+
+template <class E>
+void Shards<E>::abandon_pass(std::string_view what) const {
+  engine_->core_.passes.abandon(what);
+}
+
+template <class E>
+void Shards<E>::expect_hookable(Unit const& unit) const {
+  expect_of_engine(unit);
+  engine_->core_.expect_unsealed(formatted("on_reduced was called for unit '{}'", unit.name()), "call it");
+  FSDP_EXPECTS(!unit.frozen, "rank {}: on_reduced: unit '{}' is frozen: it has no gradients", engine_->rank(),
+               unit.name());
+}
+
+template <class E>
+void Shards<E>::expect_own(Unit const& unit) const {
+  FSDP_EXPECTS(engine_->sealed(), "rank {}: unit '{}' is written before the engine is sealed; call seal() first",
+               engine_->rank(), unit.name());
+  expect_of_engine(unit);
+}
+
+template <class E>
+void Shards<E>::end_reading(bool whole) const {
+  for (auto const& operation : engine_->core_.program.norms) engine_->core_.executor.remember(operation, whole);
+}
+
+template <class E>
+void Shards<E>::before_write(step::Operation const& operation, bool updates) const {
+  if (auto const& offload = engine_->core_.offload; offload) offload->before_write(operation.unit, updates);
+  engine_->core_.executor.order(operation);
+}
+
+template <class E>
+void Shards<E>::end_write(step::Operation const& operation, bool updates, bool whole) const {
+  if (auto const& offload = engine_->core_.offload; offload)
+    offload->end_write(operation.unit, updates, whole);
+  else
+    engine_->core_.executor.remember(operation, whole);
+  if (!updates || !whole) return;
+  passes().note_update(operation);
+}
+
+template <class E>
+void Shards<E>::meet() const {
+  order_reading();
+  if (engine_->world_size() == 1) return;
+  with_cause([&] {
+    scalar_communicator().all_reduce(engine_->compute(), static_cast<double const*>(nullptr),
+                                     static_cast<double*>(nullptr), 0, history().label("all units", "optimizer"));
+  });
+}
 
 namespace detail {
 /// Calls `update(unit)` for every unit that has a gradient, each in its update scope and span: a step after begin_step.

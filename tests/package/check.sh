@@ -32,7 +32,7 @@ build_and_run() {
     [[ -e ${objects[0]} ]] || continue
     nm -C --defined-only "${objects[@]}" >"$work/symbols"
     local found=no expected=no
-    if grep -qE ' fsdp::v[0-9_]+::(Passes|Reducer|detail::EngineCore|detail::FormatOutput)' "$work/symbols"; then found=yes; fi
+    if grep -qE ' fsdp::v[0-9_]+::(step::Passes|compile_program|detail::(EngineCore|Executor|OpenUse|UnitPlan|DeclaredUnits|FormatOutput))' "$work/symbols"; then found=yes; fi
     if [[ $way == headers ]]; then expected=yes; fi
     if [[ $found != "$expected" ]]; then
       echo "engine_$way: its file compiles the engine: expected $expected, got $found"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The source file that fsdp::compiled adds to a target: ranks as threads.
-#define FSDP_FORMAT_BODY
+#define FSDP_DEFINE_BODIES
 #include "fsdp/local.hpp"
 
 #if !FSDP_COMPILED

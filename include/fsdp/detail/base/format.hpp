@@ -231,7 +231,7 @@ namespace detail {
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE
 
-#if !FSDP_COMPILED || defined(FSDP_FORMAT_BODY)
+#if !FSDP_COMPILED || defined(FSDP_DEFINE_BODIES)
 
 // The bodies need fmt, which is slow to compile: it is included here, and by no file that links fsdp::compiled.
 // fmt as headers alone, unless the program links fmt's library: files then compile faster.

@@ -5,6 +5,10 @@
 // ranks as threads on the host, in fp32; fsdp::compiled_mpi has MPI's processes. Other combinations are compiled as
 // without it. Modules are the user's, and what depends on their types stays in their files. That file is compiled with
 // the flags of the target, so that its arithmetic is that of the target's other files.
+//
+// Compilers instantiate a member function that is defined in its class even then, to copy it into callers, and with it
+// all that it calls. A member function that is defined behind its class is not instantiated. So functions of these
+// classes that user code calls, and that call much, are defined behind their class.
 #pragma once
 
 #include <cstddef>
@@ -25,11 +29,13 @@
 /// Templates of an engine that depend on the device only.
 /// @param D  the device
 /// @param P  the precision
-#define FSDP_DEVICE_INSTANCES(how, D, P) \
-  how class FlatParam<P>;                \
-  how class detail::Declaration<P>;      \
-  how class detail::Streams<D>;          \
-  how class TraceHook<D>;                \
+#define FSDP_DEVICE_INSTANCES(how, D, P)                     \
+  how class FlatParam<P>;                                    \
+  how class detail::DeclaredUnits<P>;                        \
+  how class detail::Declaration<P>;                          \
+  how struct detail::TensorDeclarer<detail::Declaration<P>>; \
+  how class detail::Streams<D>;                              \
+  how class TraceHook<D>;                                    \
   how class Tracer<D>;
 
 /// Engines over a communicator, and their optimizers.
@@ -40,6 +46,8 @@
   how class detail::Executor<C, P>;                                             \
   how class step::Passes<detail::Executor<C, P>>;                               \
   how struct detail::EngineCore<C, P>;                                          \
+  how class detail::OpenUse<detail::EngineCore<C, P>>;                          \
+  how class EvaluationScope<detail::EngineCore<C, P>>;                          \
   how class detail::EngineTraces<Engine<C, P>>;                                 \
   how class Engine<C, P>;                                                       \
   how class Shards<Engine<C, P>>;                                               \

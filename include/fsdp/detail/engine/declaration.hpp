@@ -56,45 +56,14 @@ class DeclaredUnits {
   ShardingStrategy const& strategy() const { return strategy_; }
 
   /// @throws ConfigError if the unit shards otherwise than the engine
-  [[gnu::cold]] UnitId add_unit(std::string_view unit_name, UnitOptions const& options) {
-    auto const unit = add_unit(unit_name, options.strategy.value_or(strategy_));
-    units_[unit.index]->frozen = options.frozen;
-    return unit;
-  }
+  [[gnu::cold]] UnitId add_unit(std::string_view unit_name, UnitOptions const& options);
 
   /// Adds a tensor of a module to a unit of the module.
   /// @param id     the unit that the module was registered with
   /// @param fp32   the tensor's elements are fp32 in every precision
   /// @param named  places of the module's earlier tensors; gets this one's
   /// @throws UsageError if the module has named the tensor before; and as FlatLayout::add
-  [[gnu::cold]] void add_tensor(UnitId id, DeclaredTensor tensor, bool fp32, std::vector<TensorId>& named) {
-    auto const number = unit_for(id, tensor.options, fp32);
-    auto& unit = this->unit(id.index, number);
-    auto const& name = tensor.name;
-    std::size_t index = 0;
-    auto const before = unit.layout().tensors().size();
-    try {
-      index = unit.layout().add(
-          {name, std::move(tensor.shape), 0, 0, tensor.options.decay, tensor.options.init, tensor.options.tag});
-    } catch (UsageError const& error) {
-      fail<UsageError>("rank {}: {}", where_.rank, error.what());
-    }
-    unit.sets_gradients = unit.sets_gradients && tensor.sets_gradient;
-    unit.skips_gradients = unit.skips_gradients && tensor.skips_gradient;
-    auto const place = tensor_id(number, index);
-    if (index == before) {  // a new one
-      tensor_names_.reserve();
-      tensors_.push_back(tensor_id(unit.index(), index));
-      tensor_names_.add(name);
-    } else {
-      for (auto const& earlier : named)
-        FSDP_EXPECTS(earlier != place,
-                     "rank {}: a module names its tensor '{}' twice: each tensor needs its own name, and a tensor that "
-                     "is used in two places is named once",
-                     where_.rank, name);
-    }
-    named.push_back(place);
-  }
+  [[gnu::cold]] void add_tensor(UnitId id, DeclaredTensor tensor, bool fp32, std::vector<TensorId>& named);
   /// A module has named tensors, of the unit and of those beside it.
   /// @throws UsageError if another unit has one of them
   [[gnu::cold]] void end_module(UnitId id, std::vector<TensorId> const& tensors) {
@@ -237,6 +206,43 @@ class DeclaredUnits {
   NameTable tensor_names_;            ///< of tensors_
 };
 
+template <class P>
+void DeclaredUnits<P>::add_tensor(UnitId id, DeclaredTensor tensor, bool fp32, std::vector<TensorId>& named) {
+  auto const number = unit_for(id, tensor.options, fp32);
+  auto& unit = this->unit(id.index, number);
+  auto const& name = tensor.name;
+  std::size_t index = 0;
+  auto const before = unit.layout().tensors().size();
+  try {
+    index = unit.layout().add(
+        {name, std::move(tensor.shape), 0, 0, tensor.options.decay, tensor.options.init, tensor.options.tag});
+  } catch (UsageError const& error) {
+    fail<UsageError>("rank {}: {}", where_.rank, error.what());
+  }
+  unit.sets_gradients = unit.sets_gradients && tensor.sets_gradient;
+  unit.skips_gradients = unit.skips_gradients && tensor.skips_gradient;
+  auto const place = tensor_id(number, index);
+  if (index == before) {  // a new one
+    tensor_names_.reserve();
+    tensors_.push_back(tensor_id(unit.index(), index));
+    tensor_names_.add(name);
+  } else {
+    for (auto const& earlier : named)
+      FSDP_EXPECTS(earlier != place,
+                   "rank {}: a module names its tensor '{}' twice: each tensor needs its own name, and a tensor that "
+                   "is used in two places is named once",
+                   where_.rank, name);
+  }
+  named.push_back(place);
+}
+
+template <class P>
+UnitId DeclaredUnits<P>::add_unit(std::string_view unit_name, UnitOptions const& options) {
+  auto const unit = add_unit(unit_name, options.strategy.value_or(strategy_));
+  units_[unit.index]->frozen = options.frozen;
+  return unit;
+}
+
 }  // namespace detail
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE
 
@@ -287,20 +293,14 @@ class Declaration : public DeclaredUnits<P> {
   }
 
   /// The state that roll_back() returns to. @param to  as in DeclaredUnits::save_point
-  [[gnu::cold]] std::vector<std::size_t> save_point(UnitId to) const { return Base::save_point(to); }
-  [[gnu::cold]] void roll_back(std::vector<std::size_t> const& to) noexcept {
-    order_.truncate(to[2]);
-    Base::roll_back(to);
-  }
+  [[gnu::cold]] std::vector<std::size_t> save_point(UnitId to) const;
+  [[gnu::cold]] void roll_back(std::vector<std::size_t> const& to) noexcept;
   /// Functions of the caller are about to be called that must not declare anything. @param with  a literal; empty: they
   /// have returned
   void set_busy(std::string_view with) { busy_ = with; }
   /// A module's tensors have been added, to the unit and to those beside it: adds its use. @return the use's number
   /// @throws UsageError as end_module
-  [[gnu::cold]] std::size_t add_use(UnitId unit, std::string_view module, std::vector<TensorId> const& tensors) {
-    this->end_module(unit, tensors);
-    return order_.declare(unit.index, std::string(module));
-  }
+  [[gnu::cold]] std::size_t add_use(UnitId unit, std::string_view module, std::vector<TensorId> const& tensors);
   /// @param action  the refused action, for the message
   /// @throws UsageError while functions of the caller are called that must not declare anything
   [[gnu::cold]] void expect_idle(std::string_view action) const {
@@ -537,5 +537,22 @@ class Declaration : public DeclaredUnits<P> {
   std::vector<List> lists_;
   std::string_view busy_;  ///< what calls functions of the caller, for messages; empty: nothing
 };
+
+template <class P>
+std::vector<std::size_t> Declaration<P>::save_point(UnitId to) const {
+  return Base::save_point(to);
+}
+
+template <class P>
+void Declaration<P>::roll_back(std::vector<std::size_t> const& to) noexcept {
+  order_.truncate(to[2]);
+  Base::roll_back(to);
+}
+
+template <class P>
+std::size_t Declaration<P>::add_use(UnitId unit, std::string_view module, std::vector<TensorId> const& tensors) {
+  this->end_module(unit, tensors);
+  return order_.declare(unit.index, std::string(module));
+}
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail

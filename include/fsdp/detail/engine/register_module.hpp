@@ -184,11 +184,15 @@ struct TensorDeclarer {
     add(tensor, {extents.begin(), extents.end()}, options, fp32);
   }
   [[gnu::cold, gnu::noinline]] void add(std::string_view tensor, std::vector<std::int64_t> shape,
-                                        TensorOptions const& options, bool fp32) const {
-    auto full_name = prefix.empty() ? std::string(tensor) : formatted("{}.{}", prefix, tensor);
-    declaration->add_tensor(unit, {std::move(full_name), std::move(shape), options, skips, sets}, fp32, *tensors);
-  }
+                                        TensorOptions const& options, bool fp32) const;
 };
+
+template <class Declaration>
+void TensorDeclarer<Declaration>::add(std::string_view tensor, std::vector<std::int64_t> shape,
+                                      TensorOptions const& options, bool fp32) const {
+  auto full_name = prefix.empty() ? std::string(tensor) : formatted("{}.{}", prefix, tensor);
+  declaration->add_tensor(unit, {std::move(full_name), std::move(shape), options, skips, sets}, fp32, *tensors);
+}
 
 /// A module's declared use, and the places of its tensors.
 struct AddedModule {

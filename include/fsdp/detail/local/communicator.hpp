@@ -72,25 +72,7 @@ class Communicator {
   /// @param what the name of the new groups, for messages: equal on all ranks
   /// @throws OrderError on every rank if some do something else
   /// @note Collective: yes; blocks
-  [[gnu::cold]] Communicator split(int color, int key, std::string_view what) {
-    auto const label = comm::split_of(what);
-    auto const requests = exchange(formatted("{} {}", color, key), label);
-    auto const members = detail::members_of(requests, color);
-    int const founder = members.front();
-    auto& group = member().group();
-    if (rank() == founder) {
-      std::vector<int> world;
-      for (auto const& member : members) world.push_back(group.world_rank(member));
-      group.published(rank()).child = detail::make_group(group.shared_run(), std::move(world), what);
-    }
-    exchange("founded", label);
-    auto child = group.published(founder).child;
-    exchange("joined", label);
-    if (rank() == founder) group.published(rank()).child.reset();
-    int mine = 0;
-    while (members[static_cast<std::size_t>(mine)] != rank()) ++mine;
-    return Communicator(rank_groups_, &rank_groups_->join(std::move(child), mine));
-  }
+  [[gnu::cold]] Communicator split(int color, int key, std::string_view what);
 
   /// Device memory.
   /// @throws ResourceError
@@ -98,9 +80,7 @@ class Communicator {
   /// Returns memory, after peers have finished the collectives that this rank has enqueued and that may read it.
   /// After a failure in the run the memory is kept until all ranks are gone.
   /// @note Collective: no; may block until the device work of peers' enqueued collectives is done
-  void deallocate(void* memory, std::size_t bytes) noexcept {
-    if (rank_groups_ != nullptr) rank_groups_->release(member_->group().run(), memory, bytes);
-  }
+  void deallocate(void* memory, std::size_t bytes) noexcept;
 
   /// Every rank's `count` elements, in rank order, to every rank. In place: `send == recv + rank() * count`.
   template <class T>
@@ -143,18 +123,12 @@ class Communicator {
   /// Later work of `stream` waits until every peer has finished its part of the collective, so that this rank's input
   /// may be overwritten. Any stream of the device. With a ticket more than 15 collectives old, waits for a later one.
   /// @note Stream: the host waits until peers have enqueued the collective, the stream for their work
-  void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) { member().wait_for_peers(stream, ticket, site); }
+  void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site);
 
   /// A stream of this rank has failed. Peers that wait for this rank are told why, when this communicator ends or one
   /// that was split from the same world. The first call counts.
   /// @note Collective: no
-  [[gnu::cold]] void note_failure(Failure const& why) noexcept {
-    if (rank_groups_ == nullptr || rank_groups_->cause) return;
-    try {
-      rank_groups_->cause = why;
-    } catch (std::exception const&) {  // no memory for the text: peers learn that this rank has left
-    }
-  }
+  [[gnu::cold]] void note_failure(Failure const& why) noexcept;
   /// A stream of this rank has failed, and no call has thrown that: run() throws it when the rank has returned.
   /// @note Collective: no
   [[gnu::cold]] void defer_failure(Failure const& why) noexcept {
@@ -165,9 +139,7 @@ class Communicator {
   /// @param what the texts are, in a word or two: equal on all ranks
   /// @throws OrderError on every rank if their `what` differ
   /// @note Collective: yes; blocks
-  std::vector<std::string> exchange(std::string text, std::string_view what) {
-    return member().exchange(std::move(text), what);
-  }
+  std::vector<std::string> exchange(std::string text, std::string_view what);
 
   /// Records an engine's last event; see ReportsHistory: run() compares what ranks' engines did last.
   void report_history(int engine, std::string_view history) noexcept {
@@ -201,30 +173,7 @@ class Communicator {
   }
 
   /// @param sum  of a reduction's elements
-  [[gnu::noinline]] Ticket run(Stream& stream, detail::Transfer const& transfer, Label label, LaunchSum sum = nullptr) {
-    auto const operation =
-        comm::CallDescription::collective(transfer.collective, transfer.count, transfer.dtype, transfer.root, label);
-    if (transfer.collective == comm::Collective::broadcast) comm::expect_root(member().world_rank(), size(), operation);
-    comm::expect_buffers(member().world_rank(), operation, transfer.send, transfer.recv);
-    detail::Request const request(transfer, label);
-    return member().collective(stream, request, [&](std::uint64_t sequence) {
-      if (request.count == 0) return member_->for_peers([&](int peer) { await_input(stream, sequence, peer); });
-      switch (request.collective) {
-        case comm::Collective::all_gather: return gather_from_all(stream, sequence, request);
-        case comm::Collective::reduce_scatter:
-          return sum_inputs(stream, sequence, request, sum, static_cast<std::size_t>(rank()) * request.count,
-                            request.recv, request.count);
-        case comm::Collective::all_reduce:
-        case comm::Collective::all_reduce_mean:
-          if (request.in_place && size() > 1) return all_reduce_in_place(stream, sequence, request, sum);
-          return sum_inputs(stream, sequence, request, sum, 0, request.recv, request.count);
-        case comm::Collective::broadcast:
-          if (rank() == request.root) return;
-          auto const* const input = await_input(stream, sequence, request.root);
-          return copy(stream, request.recv, input, request.bytes(request.count));
-      }
-    });
-  }
+  [[gnu::noinline]] Ticket run(Stream& stream, detail::Transfer const& transfer, Label label, LaunchSum sum = nullptr);
 
   void gather_from_all(Stream& stream, std::uint64_t sequence, detail::Request const& request) {
     auto const bytes = request.bytes(request.count);
@@ -287,5 +236,76 @@ class Communicator {
   std::shared_ptr<detail::RankGroups<D>> rank_groups_;  // nullptr: moved from
   detail::Member<D>* member_;                           // one of its
 };
+
+template <fsdp::Device D>
+Communicator<D> Communicator<D>::split(int color, int key, std::string_view what) {
+  auto const label = comm::split_of(what);
+  auto const requests = exchange(formatted("{} {}", color, key), label);
+  auto const members = detail::members_of(requests, color);
+  int const founder = members.front();
+  auto& group = member().group();
+  if (rank() == founder) {
+    std::vector<int> world;
+    for (auto const& member : members) world.push_back(group.world_rank(member));
+    group.published(rank()).child = detail::make_group(group.shared_run(), std::move(world), what);
+  }
+  exchange("founded", label);
+  auto child = group.published(founder).child;
+  exchange("joined", label);
+  if (rank() == founder) group.published(rank()).child.reset();
+  int mine = 0;
+  while (members[static_cast<std::size_t>(mine)] != rank()) ++mine;
+  return Communicator(rank_groups_, &rank_groups_->join(std::move(child), mine));
+}
+
+template <fsdp::Device D>
+void Communicator<D>::deallocate(void* memory, std::size_t bytes) noexcept {
+  if (rank_groups_ != nullptr) rank_groups_->release(member_->group().run(), memory, bytes);
+}
+
+template <fsdp::Device D>
+void Communicator<D>::wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) {
+  member().wait_for_peers(stream, ticket, site);
+}
+
+template <fsdp::Device D>
+void Communicator<D>::note_failure(Failure const& why) noexcept {
+  if (rank_groups_ == nullptr || rank_groups_->cause) return;
+  try {
+    rank_groups_->cause = why;
+  } catch (std::exception const&) {  // no memory for the text: peers learn that this rank has left
+  }
+}
+
+template <fsdp::Device D>
+std::vector<std::string> Communicator<D>::exchange(std::string text, std::string_view what) {
+  return member().exchange(std::move(text), what);
+}
+
+template <fsdp::Device D>
+Ticket Communicator<D>::run(Stream& stream, detail::Transfer const& transfer, Label label, LaunchSum sum) {
+  auto const operation =
+      comm::CallDescription::collective(transfer.collective, transfer.count, transfer.dtype, transfer.root, label);
+  if (transfer.collective == comm::Collective::broadcast) comm::expect_root(member().world_rank(), size(), operation);
+  comm::expect_buffers(member().world_rank(), operation, transfer.send, transfer.recv);
+  detail::Request const request(transfer, label);
+  return member().collective(stream, request, [&](std::uint64_t sequence) {
+    if (request.count == 0) return member_->for_peers([&](int peer) { await_input(stream, sequence, peer); });
+    switch (request.collective) {
+      case comm::Collective::all_gather: return gather_from_all(stream, sequence, request);
+      case comm::Collective::reduce_scatter:
+        return sum_inputs(stream, sequence, request, sum, static_cast<std::size_t>(rank()) * request.count,
+                          request.recv, request.count);
+      case comm::Collective::all_reduce:
+      case comm::Collective::all_reduce_mean:
+        if (request.in_place && size() > 1) return all_reduce_in_place(stream, sequence, request, sum);
+        return sum_inputs(stream, sequence, request, sum, 0, request.recv, request.count);
+      case comm::Collective::broadcast:
+        if (rank() == request.root) return;
+        auto const* const input = await_input(stream, sequence, request.root);
+        return copy(stream, request.recv, input, request.bytes(request.count));
+    }
+  });
+}
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::local

@@ -301,7 +301,7 @@ class OptimizerState {
     steps_ = other.steps_;
     return *this;
   }
-  [[gnu::cold]] ~OptimizerState() { release(); }
+  [[gnu::cold]] ~OptimizerState();
 
   /// @throws UsageError unless `learning_rate` is finite and not negative
   static void expect_learning_rate(std::string_view optimizer, float learning_rate) {
@@ -417,5 +417,10 @@ class OptimizerState {
   std::optional<detail::Moments<E, Moment>> moments_;
   OptimizerStep* steps_ = nullptr;  ///< of each group, in device memory
 };
+
+template <class E, class Moment>
+OptimizerState<E, Moment>::~OptimizerState() {
+  release();
+}
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

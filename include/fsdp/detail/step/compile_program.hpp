@@ -1,8 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compiles the program of a step, in four stages. The last one is here: it decides which operations record an event,
-// and which accesses others conflict with.
+// and which accesses others conflict with. Files of a target that links fsdp::compiled see the declaration alone.
 #pragma once
 
+#include "fsdp/detail/base/compiled.hpp"
+#include "fsdp/detail/step/input.hpp"
+#include "fsdp/detail/step/program.hpp"
+
+namespace fsdp::inline FSDP_VERSION_NAMESPACE {
+
+/// Compiles the step that runs as declared.
+[[gnu::cold]] FSDP_BODY Program compile_program(StepInput const& input);
+
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE
+
+#if !FSDP_COMPILED || defined(FSDP_DEFINE_BODIES)
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -10,12 +22,10 @@
 #include <vector>
 
 #include "fsdp/detail/step/hazards.hpp"
-#include "fsdp/detail/step/input.hpp"
 #include "fsdp/detail/step/operation.hpp"
 #include "fsdp/detail/step/passes.hpp"
 #include "fsdp/detail/step/place_buffers.hpp"
 #include "fsdp/detail/step/plan_units.hpp"
-#include "fsdp/detail/step/program.hpp"
 #include "fsdp/detail/step/write_operations.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::detail {
@@ -234,8 +244,7 @@ class EventPlanner final : public step::BasicRun {
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
-/// Compiles the step that runs as declared.
-[[gnu::cold]] inline Program compile_program(StepInput const& input) {
+FSDP_BODY Program compile_program(StepInput const& input) {
   detail::UnitPlan units(input);
   auto buffers = detail::place_buffers(units);
   auto program = detail::write_operations(std::move(units), std::move(buffers));
@@ -244,3 +253,4 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 }
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE
+#endif
