@@ -154,6 +154,7 @@ void AdamW<E, Moment>::update(typename E::Unit& unit) {
     this->launch<false>(unit, part);
   });
 }
+
 template <class E>
 AdamW(E&) -> AdamW<E>;
 
@@ -276,6 +277,7 @@ void Sgd<E>::update(typename E::Unit& unit) {
     this->launch<false>(unit, part);
   });
 }
+
 template <class E>
 Sgd(E&) -> Sgd<E>;
 

@@ -16,7 +16,7 @@ export OPENBLAS_NUM_THREADS=1
 unset NANOGPT_PROGRESS
 train="$nanogpt train --dataset=d --n_layer=1 --n_head=1 --n_embd=8 --block_size=8 --batch_size=1 --gradient_accumulation_steps=2"
 train+=" --eval_iters=2 --eval_interval=4 --max_iters=4 --log_interval=2"
-# script(1) of util-linux 2.38 would stop itself after the test was stopped and has gone on.
+# Not script(1): that of util-linux 2.38 stops itself when the test is stopped and continued.
 terminal='import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(["bash", "-c", sys.argv[1]])))'
 on_terminal() { patiently 120 python3 -c "$terminal" "$1" >output 2>&1 </dev/null; }
 bar='\[==*\] 100% 4/4 loss '

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The source file that fsdp::compiled adds to a target: ranks as threads.
+#if defined(FSDP_VERSION_NAMESPACE)
+#error "compile this file alone: without a precompiled header, and outside of unity builds"
+#endif
 #define FSDP_DEFINE_BODIES
 #include "fsdp/local.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Settings of targets that link fsdp::compiled, which contains template instances: see [Note: Compiled once].
+// Settings of targets that link fsdp::compiled, which contains template instances and functions: see [Note: Compiled once].
 #pragma once
 
 #include "fsdp/version.hpp"
@@ -12,8 +12,9 @@
 #define FSDP_COMPILED_MPI 0  ///< 1: and fsdp::compiled_mpi
 #endif
 
-/// Marks a function that fsdp::compiled contains and that headers define for other targets. It is weak, because a
-/// program may link several targets that contain it.
+/// Marks the definition of a function that fsdp::compiled contains and that headers define for other targets. It is
+/// weak, because a program may link several targets that contain it. Its declaration does without the mark: a program
+/// links without the function if all that it has is a weak declaration.
 #if FSDP_COMPILED
 #define FSDP_BODY [[gnu::weak]]
 #else

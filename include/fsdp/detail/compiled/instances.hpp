@@ -6,9 +6,9 @@
 // without it. Modules are the user's, and what depends on their types stays in their files. That file is compiled with
 // the flags of the target, so that its arithmetic is that of the target's other files.
 //
-// Compilers instantiate a member function that is defined in its class even then, to copy it into callers, and with it
-// all that it calls. A member function that is defined behind its class is not instantiated. So functions of these
-// classes that user code calls, and that call much, are defined behind their class.
+// `extern template` does not cover inline functions: compilers still instantiate a member function that is defined in
+// its class, with all that it calls. One that is defined behind its class, without `inline`, is not instantiated. So
+// functions of these classes that user code calls, and that call much, are defined behind their class.
 #pragma once
 
 #include <cstddef>

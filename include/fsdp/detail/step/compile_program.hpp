@@ -10,7 +10,7 @@
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Compiles the step that runs as declared.
-[[gnu::cold]] FSDP_BODY Program compile_program(StepInput const& input);
+[[gnu::cold]] Program compile_program(StepInput const& input);
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE
 
