@@ -18,7 +18,7 @@ build_and_run() {
   "${configure[@]}" "${@:2}" -S "$consumer" -B "$work/build"
   "$CMAKE" --build "$work/build" --target "${targets[@]}"
   if [[ -x $work/build/consumer ]]; then "$work/build/consumer" | grep -x 'sum 6'; fi
-  # With fsdp::compiled a program does the same, and its own files compile none of these parts of the engine.
+  # With fsdp::compiled a program does the same, and its own files compile none of the main parts of the engine.
   rm -f "$work/weights"
   for program in "$work"/build/engine_{headers,shared,compiled,compiled_mpi}; do
     [[ -x $program ]] || continue

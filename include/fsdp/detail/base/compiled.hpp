@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Settings of targets that link fsdp::compiled, which contains template instances and functions: see [Note: Compiled once].
+// Settings of targets that link fsdp::compiled, which contains template instances and functions: see [Note: Compiled
+// once].
 #pragma once
 
 #include "fsdp/version.hpp"
@@ -13,8 +14,8 @@
 #endif
 
 /// Marks the definition of a function that fsdp::compiled contains and that headers define for other targets. It is
-/// weak, because a program may link several targets that contain it. Its declaration does without the mark: a program
-/// links without the function if all that it has is a weak declaration.
+/// weak, because a program may link several targets that contain it. Its declaration is not marked: with a weak one,
+/// a program without the definition would link.
 #if FSDP_COMPILED
 #define FSDP_BODY [[gnu::weak]]
 #else
