@@ -5,14 +5,15 @@
 #
 #   tests/run.sh [--all] [--full] [--no-install] [--only=REGEX | --changed[=COMMIT]]
 #
-#   --all          also both sanitizers, the CUDA programs (compiled by nvcc, and run on stand-ins), the benchmarks, and the
-#                  tests of compilers, of the package and of the documents' code; warnings are errors
+#   --all          also both sanitizers, the CUDA programs (compiled by nvcc, and run on stand-ins; their kernels in emulated
+#                  thread blocks), the benchmarks, and the tests of compilers, of the package and of the documents' code;
+#                  warnings are errors
 #   --full         also the tests with the label `full` (minutes each)
 #   --no-install   never calls apt-get
 #   --only=REGEX   builds and runs only the host's tests that match REGEX
 #   --changed      builds and runs only those of the host's tests that are closest to the files that differ from COMMIT
 #                  (default: HEAD): minutes instead of all tests, and no replacement for them
-#   JOBS=2         number of compilers, and of tests, at a time
+#   JOBS=2         number of compilers at a time; twice as many tests, which wait half of their time
 #   CUDA_ARCHITECTURES=90a-real   architectures of the CUDA programs; a plain build has three
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -103,7 +104,7 @@ with_longest_tests() {
     { print; fflush() }'
 }
 run_tests() {
-  if ((all)); then ctest --preset "$1" -j "$jobs" | with_longest_tests; else ctest --preset "$1" -j "$jobs"; fi || failed+=("$1")
+  if ((all)); then ctest --preset "$1" -j $((2 * jobs)) | with_longest_tests; else ctest --preset "$1" -j $((2 * jobs)); fi || failed+=("$1")
 }
 
 # programs_of ARGUMENT...: the targets that the tests need which ctest chooses with these arguments. CMake lists those of each test.
@@ -135,7 +136,7 @@ if [[ -n $only ]]; then
   if [[ -n $changed ]]; then chosen+=(-LE '^full$'); fi
   mapfile -t programs < <(programs_of --test-dir build/cpu "${chosen[@]}")
   if ((${#programs[@]})); then cmake --build build/cpu -j "$jobs" --target "${programs[@]}"; fi
-  exec ctest --test-dir build/cpu --output-on-failure --no-tests=error -j "$jobs" "${chosen[@]}"
+  exec ctest --test-dir build/cpu --output-on-failure --no-tests=error -j $((2 * jobs)) "${chosen[@]}"
 fi
 
 if ((all || full)); then build cpu all "${host[@]}"; else build cpu tested "${host[@]}"; fi

@@ -2,6 +2,7 @@
 // The whole model, engine and optimizer in emulated thread blocks: what a GPU will run, but for cuBLASLt's products.
 // fp32 against the host's fp32, bf16 with flash attention against fp32.
 // skip-sanitizers
+// labels: emulated
 // long
 #include <cxxabi.h>
 
