@@ -159,7 +159,7 @@ use_quick_tools() { # a fresh build folder takes ninja; one that exists keeps it
 # configure PRESET [cmake arguments...]: build/PRESET, with what CMake finds missing, and wishes, installed.
 configure() {
   local attempt preset=$1 log=build/$1.log list=build/$1/missing-packages.txt missing=() tool fresh=() is_new=0
-  mkdir -p build
+  { mkdir -p build && : > "$log"; } 2> /dev/null || die "cannot write to '$PWD/build': is it read-only, or its disk full?"
   if [[ ! -e build/$1/CMakeCache.txt ]]; then is_new=1; fi
   for attempt in first second; do
     use_quick_tools
