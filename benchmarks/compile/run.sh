@@ -35,13 +35,14 @@ if [[ -n $against ]]; then trees+=("$against"); fi
 source_of() {
   case $2 in
     fmt | umbrella) echo "$work/$2.cpp" ;;
+    checkpoint*) echo "$1/benchmarks/compile/checkpoint.cpp" ;;
     forty*) echo "$1/benchmarks/compile/forty_lines.cpp" ;;
     mlp*) echo "$1/examples/mlp/main.cpp" ;;
     adopt*) echo "$1/examples/adopt_raw_pointers/after.cpp" ;;
   esac
 }
 # *_lib: by a program that links fsdp::compiled; compared with another checkout's headers.
-kinds=(fmt umbrella forty forty_lib mlp mlp_lib adopt adopt_lib)
+kinds=(fmt umbrella forty forty_lib checkpoint checkpoint_lib mlp mlp_lib adopt adopt_lib)
 declare -A seconds=() memory=()
 measure() { # measure TREE CASE COMPILER LEVEL
   local tree=$1 key="$1 $2 $3 $4" file used kib=0
@@ -75,14 +76,14 @@ for ((round = 0; round < rounds; ++round)); do
     done
   done
 done
-printf '%-9s %-4s %-9s %8s %6s %8s' compiler "" file "CPU s" MiB "x fmt"
+printf '%-9s %-4s %-14s %8s %6s %8s' compiler "" file "CPU s" MiB "x fmt"
 if [[ -n $against ]]; then printf ' %10s %7s' "other" "ratio"; fi
 echo
 for compiler in "${compilers[@]}"; do
   for level in -O0 -O2; do
     for kind in "${kinds[@]}"; do
       key="$PWD $kind $compiler $level" base="$PWD fmt $compiler $level"
-      printf '%-9s %-4s %-9s %8.2f %6d %8.1f' "$compiler" $level $kind "${seconds[$key]}" "${memory[$key]}" \
+      printf '%-9s %-4s %-14s %8.2f %6d %8.1f' "$compiler" $level $kind "${seconds[$key]}" "${memory[$key]}" \
         "$(awk "BEGIN { print ${seconds[$key]} / ${seconds[$base]} }")"
       other=${seconds["$against ${kind%_lib} $compiler $level"]:-}
       if [[ -n $other ]]; then printf ' %10.2f %7.2f' "$other" "$(awk "BEGIN { print ${seconds[$key]} / $other }")"; fi

@@ -228,23 +228,7 @@ struct LoadedCheckpoint {
 namespace checkpoint {
 
 /// @throws ConfigError naming the first tensor that only one of them has, or whose shapes differ
-inline void expect_same_tensors(Manifest const& manifest, std::vector<TensorInfo> const& tensors,
-                                std::string_view what) {
-  auto const find = [](std::vector<TensorInfo> const& list, std::string const& name) {
-    return std::find_if(list.begin(), list.end(), [&](TensorInfo const& each) { return each.name == name; });
-  };
-  for (auto const& tensor : tensors) {
-    auto const theirs = find(manifest.tensors, tensor.name);
-    if (theirs == manifest.tensors.end())
-      fail<ConfigError>("{} has no tensor '{}', which the model needs", what, tensor.name);
-    if (theirs->shape != tensor.shape)
-      fail<ConfigError>("{}: tensor '{}' has shape ({}); the model's has shape ({})", what, tensor.name,
-                        listed(theirs->shape), listed(tensor.shape));
-  }
-  for (auto const& tensor : manifest.tensors)
-    if (find(tensors, tensor.name) == tensors.end())
-      fail<ConfigError>("{} has a tensor '{}' that the model does not have", what, tensor.name);
-}
+void expect_same_tensors(Manifest const& manifest, std::vector<TensorInfo> const& tensors, std::string_view what);
 
 /// "AdamW (exp_avg, exp_avg_sq)"
 inline std::string to_text(StateEntry const& part) { return formatted("'{}' ({})", part.name, listed(part.arrays)); }
@@ -252,38 +236,7 @@ inline std::string to_text(StateEntry const& part) { return formatted("'{}' ({})
 /// The part of a checkpoint that matches `part`: of those with its name, the one in the same place.
 /// @param before  how many parts with this name come before it
 /// @throws ConfigError if there is none, it has other arrays, or it has no state for a tensor of `part`
-inline StateEntry const& matching_part(Manifest const& manifest, StateEntry const& part, int before,
-                                       std::string_view what) {
-  StateEntry const* found = nullptr;
-  for (auto const& theirs : manifest.parts)
-    if (theirs.name == part.name && before-- == 0) found = &theirs;
-  if (manifest.parts.empty())
-    fail<ConfigError>(
-        "{} has only parameters, and no state for the optimizer {}; load it without an optimizer, or choose a "
-        "checkpoint that was saved with one",
-        what, to_text(part));
-  if (found == nullptr || found->arrays.size() != part.arrays.size()) {
-    std::string theirs;
-    for (auto const& each : manifest.parts) theirs += formatted("{}{}", theirs.empty() ? "" : ", ", to_text(each));
-    fail<ConfigError>("{} has the state of optimizer {}; this optimizer is {}", what, theirs, to_text(part));
-  }
-  auto const lists = [](std::vector<std::string> const& names, std::string const& name) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-  };
-  for (auto const& tensor : part.tensors) {
-    if (lists(found->tensors, tensor)) continue;
-    if (lists(manifest.frozen, tensor))
-      fail<ConfigError>(
-          "{} has no state of optimizer '{}' for tensor '{}', which was frozen when it was saved; freeze it, or load "
-          "the checkpoint without an optimizer",
-          what, part.name, tensor);
-    fail<ConfigError>(
-        "{} has no state of optimizer '{}' for tensor '{}', which another optimizer updated (of several with one name, "
-        "the order counts); give it to that one, or load the checkpoint without an optimizer",
-        what, part.name, tensor);
-  }
-  return *found;
-}
+StateEntry const& matching_part(Manifest const& manifest, StateEntry const& part, int before, std::string_view what);
 
 /// The state in a checkpoint for each part of a run.
 struct FoundState {
@@ -324,11 +277,7 @@ void for_each_own_segment(E& engine, RunState<E> const& state, Act&& act) {
 }
 
 /// Checks a tensor whose parameters the checkpoint lacks. @throws ConfigError if it trains
-inline void expect_frozen(bool frozen, TensorInfo const& tensor, std::string_view what) {
-  if (!frozen)
-    fail<ConfigError>("{} was saved without the parameters of tensor '{}', which was frozen; freeze it", what,
-                      tensor.name);
-}
+void expect_frozen(bool frozen, TensorInfo const& tensor, std::string_view what);
 
 /// load() of a folder that ranks may reach by other paths.
 /// @param name   of the checkpoint: equal on all ranks
@@ -687,3 +636,68 @@ template <class E>
 }
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE
+
+#if FSDP_CHECKPOINT_BODIES
+
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
+
+FSDP_BODY void expect_same_tensors(Manifest const& manifest, std::vector<TensorInfo> const& tensors,
+                                   std::string_view what) {
+  auto const find = [](std::vector<TensorInfo> const& list, std::string const& name) {
+    return std::find_if(list.begin(), list.end(), [&](TensorInfo const& each) { return each.name == name; });
+  };
+  for (auto const& tensor : tensors) {
+    auto const theirs = find(manifest.tensors, tensor.name);
+    if (theirs == manifest.tensors.end())
+      fail<ConfigError>("{} has no tensor '{}', which the model needs", what, tensor.name);
+    if (theirs->shape != tensor.shape)
+      fail<ConfigError>("{}: tensor '{}' has shape ({}); the model's has shape ({})", what, tensor.name,
+                        listed(theirs->shape), listed(tensor.shape));
+  }
+  for (auto const& tensor : manifest.tensors)
+    if (find(tensors, tensor.name) == tensors.end())
+      fail<ConfigError>("{} has a tensor '{}' that the model does not have", what, tensor.name);
+}
+
+FSDP_BODY StateEntry const& matching_part(Manifest const& manifest, StateEntry const& part, int before,
+                                          std::string_view what) {
+  StateEntry const* found = nullptr;
+  for (auto const& theirs : manifest.parts)
+    if (theirs.name == part.name && before-- == 0) found = &theirs;
+  if (manifest.parts.empty())
+    fail<ConfigError>(
+        "{} has only parameters, and no state for the optimizer {}; load it without an optimizer, or choose a "
+        "checkpoint that was saved with one",
+        what, to_text(part));
+  if (found == nullptr || found->arrays.size() != part.arrays.size()) {
+    std::string theirs;
+    for (auto const& each : manifest.parts) theirs += formatted("{}{}", theirs.empty() ? "" : ", ", to_text(each));
+    fail<ConfigError>("{} has the state of optimizer {}; this optimizer is {}", what, theirs, to_text(part));
+  }
+  auto const lists = [](std::vector<std::string> const& names, std::string const& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  for (auto const& tensor : part.tensors) {
+    if (lists(found->tensors, tensor)) continue;
+    if (lists(manifest.frozen, tensor))
+      fail<ConfigError>(
+          "{} has no state of optimizer '{}' for tensor '{}', which was frozen when it was saved; freeze it, or load "
+          "the checkpoint without an optimizer",
+          what, part.name, tensor);
+    fail<ConfigError>(
+        "{} has no state of optimizer '{}' for tensor '{}', which another optimizer updated (of several with one name, "
+        "the order counts); give it to that one, or load the checkpoint without an optimizer",
+        what, part.name, tensor);
+  }
+  return *found;
+}
+
+FSDP_BODY void expect_frozen(bool frozen, TensorInfo const& tensor, std::string_view what) {
+  if (!frozen)
+    fail<ConfigError>("{} was saved without the parameters of tensor '{}', which was frozen; freeze it", what,
+                      tensor.name);
+}
+
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint
+
+#endif

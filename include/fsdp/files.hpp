@@ -18,6 +18,7 @@
 #include <system_error>
 #include <utility>
 
+#include "fsdp/detail/base/compiled.hpp"
 #include "fsdp/error.hpp"
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
@@ -63,11 +64,7 @@ class Descriptor {
 /// A file for writing that was not there before. Temporary names can be guessed: a link that somebody has put there
 /// would lead to another file, and a pipe would have no reader. So the name is removed, and the file made anew.
 /// @return below 0, with errno, if it cannot be made
-inline Descriptor new_file(std::filesystem::path const& path, ::mode_t mode) {
-  struct stat status {};
-  if (::lstat(path.c_str(), &status) == 0 && ::unlink(path.c_str()) != 0) return Descriptor();
-  return Descriptor(path, O_WRONLY | O_CREAT | O_EXCL, mode);
-}
+Descriptor new_file(std::filesystem::path const& path, ::mode_t mode);
 
 }  // namespace detail
 
@@ -148,13 +145,7 @@ class InputFile {
 
 /// The whole file. @param most  bytes that it may have
 /// @throws ConfigError if it cannot be read or is longer
-inline std::string read_text_file(std::filesystem::path const& path, std::int64_t most = 1 << 28) {
-  InputFile const file(path);
-  if (file.size() > most) fail<ConfigError>("'{}' has {} bytes; expected at most {}", path.string(), file.size(), most);
-  std::string text(static_cast<std::size_t>(file.size()), '\0');
-  file.read(0, std::as_writable_bytes(std::span(text)));
-  return text;
-}
+std::string read_text_file(std::filesystem::path const& path, std::int64_t most = 1 << 28);
 
 /// Runs `act` on files that this run has written: an unreadable one is a failure of the disk, not a wrong setting.
 /// @throws ResourceError instead of ConfigError
@@ -169,7 +160,54 @@ auto reading_for_a_save(Act&& act) {
 
 /// Waits until the folder's entries are on the disk: files made, renamed and removed in it.
 /// @throws ResourceError
-inline void sync_folder(std::filesystem::path const& folder) {
+void sync_folder(std::filesystem::path const& folder);
+
+/// The folder that holds it: "." where the path names none.
+std::filesystem::path folder_of(std::filesystem::path const& path);
+
+/// Gives a file or folder another name, on the disk once somebody synchronises its folder. @throws ResourceError
+void rename(std::filesystem::path const& from, std::filesystem::path const& to);
+/// Renames, and synchronises the folder. @throws ResourceError
+void rename_durably(std::filesystem::path const& from, std::filesystem::path const& to);
+
+/// Replaces a file: whoever reads it finds the old text or the new one.
+/// @param temporary  has the text until it is whole; removed if that fails
+/// @throws ResourceError
+void write_beside(std::filesystem::path const& path, std::filesystem::path const& temporary, std::string_view text,
+                  ::mode_t mode = 0666);
+/// Replaces a file, also across a crash of the machine. @throws ResourceError
+void replace_text_file(std::filesystem::path const& path, std::string_view text);
+
+/// Makes a folder, unless it exists. @throws ResourceError
+void make_folder(std::filesystem::path const& folder);
+
+/// Makes a folder and those above it, on the disk too. @throws ResourceError
+void make_folders(std::filesystem::path const& folder);
+
+/// Removes a folder and all that is in it; one that is not there is no error. @throws ResourceError
+void remove_folder(std::filesystem::path const& folder);
+
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint
+
+#if FSDP_CHECKPOINT_BODIES
+
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
+
+FSDP_BODY detail::Descriptor detail::new_file(std::filesystem::path const& path, ::mode_t mode) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) == 0 && ::unlink(path.c_str()) != 0) return Descriptor();
+  return Descriptor(path, O_WRONLY | O_CREAT | O_EXCL, mode);
+}
+
+FSDP_BODY std::string read_text_file(std::filesystem::path const& path, std::int64_t most) {
+  InputFile const file(path);
+  if (file.size() > most) fail<ConfigError>("'{}' has {} bytes; expected at most {}", path.string(), file.size(), most);
+  std::string text(static_cast<std::size_t>(file.size()), '\0');
+  file.read(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+FSDP_BODY void sync_folder(std::filesystem::path const& folder) {
   detail::Descriptor const file(folder, O_RDONLY | O_DIRECTORY);
   if (file < 0) detail::throw_file_error(folder, "opened", errno);
   int const failed = detail::retried([&] { return ::fsync(file); });
@@ -178,26 +216,21 @@ inline void sync_folder(std::filesystem::path const& folder) {
   if (failed != 0 && error != EINVAL && error != ENOTSUP) detail::throw_file_error(folder, "synchronised", error);
 }
 
-/// The folder that holds it: "." where the path names none.
-inline std::filesystem::path folder_of(std::filesystem::path const& path) {
+FSDP_BODY std::filesystem::path folder_of(std::filesystem::path const& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
-/// Gives a file or folder another name, on the disk once somebody synchronises its folder. @throws ResourceError
-inline void rename(std::filesystem::path const& from, std::filesystem::path const& to) {
+FSDP_BODY void rename(std::filesystem::path const& from, std::filesystem::path const& to) {
   if (std::rename(from.c_str(), to.c_str()) != 0) detail::throw_file_error(to, "renamed into place", errno);
 }
-/// Renames, and synchronises the folder. @throws ResourceError
-inline void rename_durably(std::filesystem::path const& from, std::filesystem::path const& to) {
+
+FSDP_BODY void rename_durably(std::filesystem::path const& from, std::filesystem::path const& to) {
   checkpoint::rename(from, to);
   sync_folder(folder_of(to));
 }
 
-/// Replaces a file: whoever reads it finds the old text or the new one.
-/// @param temporary  has the text until it is whole; removed if that fails
-/// @throws ResourceError
-inline void write_beside(std::filesystem::path const& path, std::filesystem::path const& temporary,
-                         std::string_view text, ::mode_t mode = 0666) {
+FSDP_BODY void write_beside(std::filesystem::path const& path, std::filesystem::path const& temporary,
+                            std::string_view text, ::mode_t mode) {
   try {
     OutputFile file(temporary, mode);
     file.write(text);
@@ -209,21 +242,19 @@ inline void write_beside(std::filesystem::path const& path, std::filesystem::pat
     throw;
   }
 }
-/// Replaces a file, also across a crash of the machine. @throws ResourceError
-inline void replace_text_file(std::filesystem::path const& path, std::string_view text) {
+
+FSDP_BODY void replace_text_file(std::filesystem::path const& path, std::string_view text) {
   write_beside(path, path.string() + ".tmp", text);
   sync_folder(folder_of(path));
 }
 
-/// Makes a folder, unless it exists. @throws ResourceError
-inline void make_folder(std::filesystem::path const& folder) {
+FSDP_BODY void make_folder(std::filesystem::path const& folder) {
   std::error_code error;
   if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) detail::throw_file_error(folder, "made", errno);
   if (!std::filesystem::is_directory(folder, error)) detail::throw_file_error(folder, "made", ENOTDIR);
 }
 
-/// Makes a folder and those above it, on the disk too. @throws ResourceError
-inline void make_folders(std::filesystem::path const& folder) {
+FSDP_BODY void make_folders(std::filesystem::path const& folder) {
   std::error_code error;
   if (folder.empty() || std::filesystem::is_directory(folder, error)) return;
   if (folder.has_parent_path() && folder.parent_path() != folder) make_folders(folder.parent_path());
@@ -231,11 +262,12 @@ inline void make_folders(std::filesystem::path const& folder) {
   sync_folder(folder_of(folder));
 }
 
-/// Removes a folder and all that is in it; one that is not there is no error. @throws ResourceError
-inline void remove_folder(std::filesystem::path const& folder) {
+FSDP_BODY void remove_folder(std::filesystem::path const& folder) {
   std::error_code error;
   std::filesystem::remove_all(folder, error);
   if (error) detail::throw_file_error(folder, "removed", error.value());
 }
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint
+
+#endif

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/detail/base/compiled.hpp"
 #include "fsdp/detail/kernels/math.hpp"
 #include "fsdp/error.hpp"
 
@@ -42,25 +43,7 @@ inline constexpr std::size_t deepest_json = 64;
 namespace detail {
 
 /// Offset of the string, number, word or character that ends at `end`, in a text that is JSON up to there.
-inline std::size_t json_token(std::string_view text, std::size_t end) {
-  std::size_t begin = 0;
-  bool in_string = false, in_word = false;
-  for (std::size_t i = 0; i < end; ++i) {
-    char const byte = text[i];
-    if (in_string) {
-      if (byte == '\\') ++i;
-      in_string = byte != '"';
-    } else if (std::string_view(" \t\r\n,:[]{}").find(byte) != std::string_view::npos) {
-      if (!in_word || i + 1 < end) begin = i;  // a number or word may be wrong for what follows it
-      in_word = false;
-    } else {
-      if (!in_word || byte == '"') begin = i;
-      in_string = byte == '"';
-      in_word = !in_string;
-    }
-  }
-  return begin;
-}
+std::size_t json_token(std::string_view text, std::size_t end);
 
 /// Builds the value that nlohmann's parser reads, in time that is linear in the text but for the sorting of names:
 /// nlohmann's own builder goes through all earlier members of an object or array after each object in it, if it is
@@ -115,7 +98,7 @@ class JsonBuilder {
 
  private:
   using Members = typename J::object_t;  // of an object: a vector of names and values, or a map
-  static constexpr bool ordered = requires(Members& members) { members.emplace_back("", nullptr); };
+  static constexpr bool ordered = requires(Members & members) { members.emplace_back("", nullptr); };
 
   Members& members() { return open_.back()->template get_ref<Members&>(); }
   bool refuse_second(std::string_view name) {
@@ -203,7 +186,75 @@ J parse_object(std::string_view text, std::string_view what) {
 /// @param what  it is, for messages
 /// @throws ConfigError if a value cannot be written as JSON and read again: infinities, texts that are not UTF-8,
 /// nesting of more than 48
-inline void expect_writable(Json const& value, std::string_view what, int depth = 0) {
+void expect_writable(Json const& value, std::string_view what, int depth = 0);
+
+/// The fields of an object. @throws ConfigError, all of them, naming the field
+class Fields {
+ public:
+  /// @param object  lives as long as this, and so does `what`
+  Fields(Json const& object, std::string_view what);
+
+  /// A whole number in [low, high].
+  std::int64_t whole(char const* name, std::int64_t low, std::int64_t high) const;
+  /// A number; NaN where there is null, for JSON has neither infinities nor NaN.
+  double number(char const* name) const;
+  bool flag(char const* name) const;
+  std::string text(char const* name) const;
+  /// 16 hexadecimal digits.
+  std::uint64_t checksum(char const* name) const { return checksum_from(text(name), name); }
+  std::uint64_t checksum_from(std::string const& digits, char const* name) const;
+  Json const& array(char const* name) const;
+  Json const& object(char const* name) const;
+  bool has(char const* name) const { return object_.contains(name); }
+  Json const& at(char const* name) const;
+  [[noreturn]] void wrong(char const* name, std::string_view expected) const;
+
+ private:
+  Json const& object_;
+  std::string_view what_;
+};
+
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint
+
+#if FSDP_COMPILED
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
+extern template Json parse_json(std::string_view, JsonFault&);
+extern template Json parse_json(std::string_view);
+extern template Json parse_object(std::string_view, std::string_view);
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint
+#endif
+
+#if FSDP_CHECKPOINT_BODIES
+
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
+
+#if FSDP_COMPILED
+template Json parse_json(std::string_view, JsonFault&);
+template Json parse_json(std::string_view);
+template Json parse_object(std::string_view, std::string_view);
+#endif
+
+FSDP_BODY std::size_t detail::json_token(std::string_view text, std::size_t end) {
+  std::size_t begin = 0;
+  bool in_string = false, in_word = false;
+  for (std::size_t i = 0; i < end; ++i) {
+    char const byte = text[i];
+    if (in_string) {
+      if (byte == '\\') ++i;
+      in_string = byte != '"';
+    } else if (std::string_view(" \t\r\n,:[]{}").find(byte) != std::string_view::npos) {
+      if (!in_word || i + 1 < end) begin = i;  // a number or word may be wrong for what follows it
+      in_word = false;
+    } else {
+      if (!in_word || byte == '"') begin = i;
+      in_string = byte == '"';
+      in_word = !in_string;
+    }
+  }
+  return begin;
+}
+
+FSDP_BODY void expect_writable(Json const& value, std::string_view what, int depth) {
   if (depth > 48) fail<ConfigError>("{} is nested more than 48 deep", what);
   if (value.is_number_float() && !math::is_finite(value.get<double>()))
     fail<ConfigError>("{} has a number that is not finite, which JSON cannot represent", what);
@@ -220,69 +271,65 @@ inline void expect_writable(Json const& value, std::string_view what, int depth 
   }
 }
 
-/// The fields of an object. @throws ConfigError, all of them, naming the field
-class Fields {
- public:
-  /// @param object  lives as long as this, and so does `what`
-  Fields(Json const& object, std::string_view what) : object_(object), what_(what) {
-    if (!object.is_object()) fail<ConfigError>("{}: expected an object, got {}", what, object.type_name());
-  }
+FSDP_BODY Fields::Fields(Json const& object, std::string_view what) : object_(object), what_(what) {
+  if (!object.is_object()) fail<ConfigError>("{}: expected an object, got {}", what, object.type_name());
+}
 
-  /// A whole number in [low, high].
-  std::int64_t whole(char const* name, std::int64_t low, std::int64_t high) const {
-    auto const& value = at(name);
-    // Numbers above 2^63 are unsigned, and would wrap.
-    bool const fits = value.is_number_integer() &&
-                      (!value.is_number_unsigned() || value.get<std::uint64_t>() <= std::uint64_t(INT64_MAX));
-    if (!fits || value.get<std::int64_t>() < low || value.get<std::int64_t>() > high)
-      wrong(name, formatted("a whole number from {} to {}", low, high));
-    return value.get<std::int64_t>();
-  }
-  /// A number; NaN where there is null, for JSON has neither infinities nor NaN.
-  double number(char const* name) const {
-    auto const& value = at(name);
-    if (value.is_null()) return std::numeric_limits<double>::quiet_NaN();
-    if (!value.is_number()) wrong(name, "a number");
-    return value.get<double>();
-  }
-  bool flag(char const* name) const {
-    if (!at(name).is_boolean()) wrong(name, "true or false");
-    return at(name).get<bool>();
-  }
-  std::string text(char const* name) const {
-    if (!at(name).is_string()) wrong(name, "a string");
-    return at(name).get<std::string>();
-  }
-  /// 16 hexadecimal digits.
-  std::uint64_t checksum(char const* name) const { return checksum_from(text(name), name); }
-  std::uint64_t checksum_from(std::string const& digits, char const* name) const {
-    if (digits.size() != 16 || digits.find_first_not_of("0123456789abcdef") != std::string::npos)
-      wrong(name, "16 hexadecimal digits");
-    return std::stoull(digits, nullptr, 16);
-  }
-  Json const& array(char const* name) const {
-    if (!at(name).is_array()) wrong(name, "an array");
-    return at(name);
-  }
-  Json const& object(char const* name) const {
-    if (!at(name).is_object()) wrong(name, "an object");
-    return at(name);
-  }
-  bool has(char const* name) const { return object_.contains(name); }
-  Json const& at(char const* name) const {
-    auto const found = object_.find(name);
-    if (found == object_.end()) fail<ConfigError>("{}: '{}' is missing", what_, name);
-    return *found;
-  }
-  [[noreturn]] void wrong(char const* name, std::string_view expected) const {
-    auto got = object_.contains(name) ? object_[name].dump(-1, ' ', false, Json::error_handler_t::replace) : "nothing";
-    if (got.size() > 80) got = got.substr(0, 80) + "...";
-    fail<ConfigError>("{}: '{}': expected {}, got {}", what_, name, expected, got);
-  }
+FSDP_BODY std::int64_t Fields::whole(char const* name, std::int64_t low, std::int64_t high) const {
+  auto const& value = at(name);
+  // Numbers above 2^63 are unsigned, and would wrap.
+  bool const fits = value.is_number_integer() &&
+                    (!value.is_number_unsigned() || value.get<std::uint64_t>() <= std::uint64_t(INT64_MAX));
+  if (!fits || value.get<std::int64_t>() < low || value.get<std::int64_t>() > high)
+    wrong(name, formatted("a whole number from {} to {}", low, high));
+  return value.get<std::int64_t>();
+}
 
- private:
-  Json const& object_;
-  std::string_view what_;
-};
+FSDP_BODY double Fields::number(char const* name) const {
+  auto const& value = at(name);
+  if (value.is_null()) return std::numeric_limits<double>::quiet_NaN();
+  if (!value.is_number()) wrong(name, "a number");
+  return value.get<double>();
+}
+
+FSDP_BODY bool Fields::flag(char const* name) const {
+  if (!at(name).is_boolean()) wrong(name, "true or false");
+  return at(name).get<bool>();
+}
+
+FSDP_BODY std::string Fields::text(char const* name) const {
+  if (!at(name).is_string()) wrong(name, "a string");
+  return at(name).get<std::string>();
+}
+
+FSDP_BODY std::uint64_t Fields::checksum_from(std::string const& digits, char const* name) const {
+  if (digits.size() != 16 || digits.find_first_not_of("0123456789abcdef") != std::string::npos)
+    wrong(name, "16 hexadecimal digits");
+  return std::stoull(digits, nullptr, 16);
+}
+
+FSDP_BODY Json const& Fields::array(char const* name) const {
+  if (!at(name).is_array()) wrong(name, "an array");
+  return at(name);
+}
+
+FSDP_BODY Json const& Fields::object(char const* name) const {
+  if (!at(name).is_object()) wrong(name, "an object");
+  return at(name);
+}
+
+FSDP_BODY Json const& Fields::at(char const* name) const {
+  auto const found = object_.find(name);
+  if (found == object_.end()) fail<ConfigError>("{}: '{}' is missing", what_, name);
+  return *found;
+}
+
+FSDP_BODY void Fields::wrong(char const* name, std::string_view expected) const {
+  auto got = object_.contains(name) ? object_[name].dump(-1, ' ', false, Json::error_handler_t::replace) : "nothing";
+  if (got.size() > 80) got = got.substr(0, 80) + "...";
+  fail<ConfigError>("{}: '{}': expected {}, got {}", what_, name, expected, got);
+}
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint
+
+#endif

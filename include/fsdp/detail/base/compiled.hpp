@@ -13,6 +13,14 @@
 #define FSDP_COMPILED_MPI 0  ///< 1: and fsdp::compiled_mpi
 #endif
 
+/// Whether this file defines the functions without template parameters that read and write files: checkpoints, their JSON,
+/// safetensors. In a target that links fsdp::compiled, compiled/checkpoint.cpp alone does.
+#if !FSDP_COMPILED || defined(FSDP_DEFINE_CHECKPOINT_BODIES)
+#define FSDP_CHECKPOINT_BODIES 1
+#else
+#define FSDP_CHECKPOINT_BODIES 0
+#endif
+
 /// Marks the definition of a function that fsdp::compiled contains and that headers define for other targets. It is
 /// weak, because a program may link several targets that contain it. Its declaration is not marked: with a weak one,
 /// a program without the definition would link.

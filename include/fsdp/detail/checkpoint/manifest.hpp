@@ -22,12 +22,10 @@
 #include "fsdp/safetensors.hpp"
 #include "fsdp/tensor.hpp"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
-inline std::uint64_t checksum_of(std::span<std::byte const> bytes) { return XXH64(bytes.data(), bytes.size(), 0); }
+/// XXH64 with the seed 0.
+std::uint64_t checksum_of(std::span<std::byte const> bytes);
 inline std::uint64_t checksum_of(std::string_view text) { return checksum_of(std::as_bytes(std::span(text))); }
 
 /// A checksum as written in files: 16 hexadecimal digits.
@@ -63,21 +61,7 @@ struct Slice {
 };
 
 /// @throws ConfigError if a file could not tell the tensors apart, or a name is not UTF-8
-inline void expect_nameable(std::vector<TensorInfo> const& tensors, std::vector<ArrayEntry> const& arrays) {
-  for (auto const& tensor : tensors) expect_writable(tensor.name, formatted("the name of tensor '{}'", tensor.name));
-  std::set<std::string> keys;
-  for (auto const& array : arrays) {
-    for (auto const& tensor : tensors) {
-      Slice slice;
-      slice.array = array.name;
-      slice.tensor = tensor.name;
-      if (!keys.insert(slice.key()).second)
-        fail<ConfigError>(
-            "the checkpoint would store {} of tensor '{}' as '{}', a name that is taken; rename the tensor", array.name,
-            tensor.name, slice.key());
-    }
-  }
-}
+void expect_nameable(std::vector<TensorInfo> const& tensors, std::vector<ArrayEntry> const& arrays);
 
 /// The file of one rank. It lies beside its description, `name` + ".json".
 struct RankFile {
@@ -114,20 +98,70 @@ struct Manifest {
   Json extra;                                                ///< the user's
 };
 
-inline std::string rank_file_name(int rank, int ranks) {
-  return formatted("rank-{:05d}-of-{:05d}.safetensors", rank, ranks);
-}
+std::string rank_file_name(int rank, int ranks);
 
 /// The name of the file that describes a rank file. It appears when both are complete and on the disk.
 inline std::string description_name(std::string const& file) { return file + ".json"; }
 
-inline DType dtype_named(std::string_view text, Fields const& fields, char const* field) {
+DType dtype_named(std::string_view text, Fields const& fields, char const* field);
+
+std::string to_json_text(RankFile const& file);
+
+/// @throws ConfigError if a field is missing or malformed
+RankFile parse_rank_file(std::string_view text, std::string_view what);
+
+/// Format 1: one optimizer, or none, with state for every tensor that is not frozen. Format 2 lists several, and the
+/// tensors of each. Format 3: as format 2, without the parameters of frozen tensors.
+bool has_one_optimizer(Manifest const& manifest);
+
+std::string to_json_text(Manifest const& manifest);
+
+/// @pre tensors, arrays and frozen tensors are there
+void parse_parts(Manifest& manifest, Fields const& fields, bool one, std::string_view what);
+
+void expect_file_of_each_rank(Manifest const& manifest, Fields const& fields);
+
+/// @throws ConfigError if a field is missing or malformed, or the checksum differs
+Manifest parse_manifest(std::string_view text, std::string_view what);
+
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint
+
+#if FSDP_CHECKPOINT_BODIES
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
+
+FSDP_BODY std::uint64_t checksum_of(std::span<std::byte const> bytes) { return XXH64(bytes.data(), bytes.size(), 0); }
+
+FSDP_BODY void expect_nameable(std::vector<TensorInfo> const& tensors, std::vector<ArrayEntry> const& arrays) {
+  for (auto const& tensor : tensors) expect_writable(tensor.name, formatted("the name of tensor '{}'", tensor.name));
+  std::set<std::string> keys;
+  for (auto const& array : arrays) {
+    for (auto const& tensor : tensors) {
+      Slice slice;
+      slice.array = array.name;
+      slice.tensor = tensor.name;
+      if (!keys.insert(slice.key()).second)
+        fail<ConfigError>(
+            "the checkpoint would store {} of tensor '{}' as '{}', a name that is taken; rename the tensor", array.name,
+            tensor.name, slice.key());
+    }
+  }
+}
+
+FSDP_BODY std::string rank_file_name(int rank, int ranks) {
+  return formatted("rank-{:05d}-of-{:05d}.safetensors", rank, ranks);
+}
+
+FSDP_BODY DType dtype_named(std::string_view text, Fields const& fields, char const* field) {
   for (auto const type : {DType::f32, DType::bf16, DType::f16})
     if (text == name(type)) return type;
   fields.wrong(field, "fp32, bf16 or fp16");
 }
 
-inline std::string to_json_text(RankFile const& file) {
+FSDP_BODY std::string to_json_text(RankFile const& file) {
   Json json{{"file", file.name},
             {"bytes", file.bytes},
             {"header_bytes", file.header_bytes},
@@ -148,8 +182,7 @@ inline std::string to_json_text(RankFile const& file) {
   return json.dump(1) + "\n";
 }
 
-/// @throws ConfigError if a field is missing or malformed
-inline RankFile parse_rank_file(std::string_view text, std::string_view what) {
+FSDP_BODY RankFile parse_rank_file(std::string_view text, std::string_view what) {
   constexpr auto most = std::numeric_limits<std::int64_t>::max() / 16;
   auto const json = parse_object(text, what);
   Fields const fields(json, what);
@@ -183,15 +216,13 @@ inline RankFile parse_rank_file(std::string_view text, std::string_view what) {
   return file;
 }
 
-/// Format 1: one optimizer, or none, with state for every tensor that is not frozen. Format 2 lists several, and the
-/// tensors of each. Format 3: as format 2, without the parameters of frozen tensors.
-inline bool has_one_optimizer(Manifest const& manifest) {
+FSDP_BODY bool has_one_optimizer(Manifest const& manifest) {
   return manifest.parts.empty() ||
          (manifest.parts.size() == 1 &&
           manifest.parts[0].tensors.size() + manifest.frozen.size() == manifest.tensors.size());
 }
 
-inline std::string to_json_text(Manifest const& manifest) {
+FSDP_BODY std::string to_json_text(Manifest const& manifest) {
   bool const several = manifest.without_frozen || !has_one_optimizer(manifest);
   int const version = manifest.without_frozen ? 3 : several ? 2 : 1;
   Json json{{"format", "fsdp sharded checkpoint"},
@@ -227,8 +258,7 @@ inline std::string to_json_text(Manifest const& manifest) {
   return json.dump(1) + "\n";
 }
 
-/// @pre tensors, arrays and frozen tensors are there
-inline void parse_parts(Manifest& manifest, Fields const& fields, bool one, std::string_view what) {
+FSDP_BODY void parse_parts(Manifest& manifest, Fields const& fields, bool one, std::string_view what) {
   constexpr auto most = std::numeric_limits<std::int64_t>::max() / 2;
   if (one) {
     Fields const optimizer(fields.object("optimizer"), what);
@@ -258,15 +288,14 @@ inline void parse_parts(Manifest& manifest, Fields const& fields, bool one, std:
   if (!manifest.parts.empty()) manifest.steps_taken = manifest.parts[0].steps;
 }
 
-inline void expect_file_of_each_rank(Manifest const& manifest, Fields const& fields) {
+FSDP_BODY void expect_file_of_each_rank(Manifest const& manifest, Fields const& fields) {
   std::set<std::string_view> names;
   for (auto const& file : manifest.files) names.insert(file.first);
   if (manifest.files.size() != static_cast<std::size_t>(manifest.world_size) || names.size() != manifest.files.size())
     fields.wrong("files", formatted("one entry for each of {} ranks", manifest.world_size));
 }
 
-/// @throws ConfigError if a field is missing or malformed, or the checksum differs
-inline Manifest parse_manifest(std::string_view text, std::string_view what) {
+FSDP_BODY Manifest parse_manifest(std::string_view text, std::string_view what) {
   auto json = parse_object(text, what);
   Fields const fields(json, what);
   if (fields.text("format") != "fsdp sharded checkpoint") fields.wrong("format", "\"fsdp sharded checkpoint\"");
@@ -327,3 +356,5 @@ inline Manifest parse_manifest(std::string_view text, std::string_view what) {
 }
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint
+
+#endif

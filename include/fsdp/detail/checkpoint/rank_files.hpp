@@ -68,15 +68,7 @@ class RankFileReader {
  public:
   /// Opens the file, checks its length and its header.
   /// @throws ConfigError
-  RankFileReader(std::filesystem::path const& folder, RankFile description)
-      : description_(std::move(description)), file_(folder / description_.name) {
-    if (file_.size() != description_.bytes)
-      fail<ConfigError>("'{}' has {} bytes; expected {}", file_.path().string(), file_.size(), description_.bytes);
-    std::vector<std::byte> header(static_cast<std::size_t>(description_.header_bytes));
-    file_.read(0, header);
-    if (checksum_of(header) != description_.header_checksum)
-      fail<ConfigError>("'{}' is damaged: checksum mismatch in its header", file_.path().string());
-  }
+  RankFileReader(std::filesystem::path const& folder, RankFile description);
 
   /// Visits `count` elements of a slice from its element `first` on, in pieces of at most a block. Reads, and checks,
   /// the blocks that they lie in.
@@ -122,34 +114,12 @@ class ShardedReader {
   /// @throws ConfigError if a description is missing, is not the one that was written, or slices do not cover every
   /// tensor of every array exactly
   ShardedReader(std::filesystem::path folder, Manifest manifest,
-                std::map<std::string, std::string> const& descriptions = {})
-      : folder_(std::move(folder)), manifest_(std::move(manifest)) {
-    for (auto const& [name, checksum] : manifest_.files) {
-      auto const path = folder_ / description_name(name);
-      auto const given = descriptions.find(name);
-      auto const text = given != descriptions.end() ? given->second : read_text_file(path);
-      auto const what = formatted("'{}'", path.string());
-      if (checksum_of(text) != checksum) fail<ConfigError>("{} is damaged: checksum mismatch", what);
-      descriptions_.push_back(parse_rank_file(text, what));
-      if (descriptions_.back().name != name)
-        fail<ConfigError>("{} describes file '{}', expected '{}'", what, descriptions_.back().name, name);
-    }
-    readers_.resize(descriptions_.size());
-    place_slices();
-  }
+                std::map<std::string, std::string> const& descriptions = {});
 
   Manifest const& manifest() const { return manifest_; }
   /// Optimizers keep nothing for tensors that were frozen, or that another optimizer owned; of format 3, frozen tensors
   /// have no parameters either.
-  bool has(std::string_view array, std::string_view tensor) const {
-    auto const lists = [](std::vector<std::string> const& names, std::string_view name) {
-      return std::find(names.begin(), names.end(), name) != names.end();
-    };
-    if (array == parameters_array) return !manifest_.without_frozen || !lists(manifest_.frozen, tensor);
-    for (auto const& part : manifest_.parts)
-      if (lists(part.arrays, array)) return lists(part.tensors, tensor);
-    return false;
-  }
+  bool has(std::string_view array, std::string_view tensor) const;
 
   /// Visits elements [first, first + count) of a tensor, in order, in pieces; every byte has been checked.
   /// @pre has(array, tensor)
@@ -177,15 +147,7 @@ class ShardedReader {
       if (part.slice->first < first + count && first < part.end()) act(descriptions_[part.file].name);
   }
   /// Reads elements [first, first + out.size()) of a tensor as fp32.
-  void read(std::string_view array, std::string_view tensor, std::int64_t first, std::span<float> out) {
-    read(array, tensor, first, static_cast<std::int64_t>(out.size()),
-         [&](DType type, std::span<std::byte const> bytes, std::int64_t at) {
-           auto* const to = out.data() + (at - first);
-           if (type == DType::f32) std::memcpy(to, bytes.data(), bytes.size());
-           if (type == DType::bf16) widen<bf16>(bytes, to);
-           if (type == DType::f16) widen<fp16>(bytes, to);
-         });
-  }
+  void read(std::string_view array, std::string_view tensor, std::int64_t first, std::span<float> out);
 
  private:
   struct Part {
@@ -203,46 +165,10 @@ class ShardedReader {
     }
   }
 
-  void place_slices() {
-    for (auto const& array : manifest_.arrays)
-      for (auto const& tensor : manifest_.tensors)
-        if (!parts_.try_emplace({array.name, tensor.name}).second) wrong(array.name, tensor.name, "are listed twice");
-    for (std::size_t file = 0; file < descriptions_.size(); ++file) {
-      for (auto const& slice : descriptions_[file].slices) {
-        auto const found = parts_.find({slice.array, slice.tensor});
-        if (found == parts_.end())
-          wrong(slice.array, slice.tensor, "have slices, but the checkpoint does not list this tensor");
-        if (slice.count > 0) found->second.push_back({&slice, file});
-      }
-    }
-    for (auto const& array : manifest_.arrays) {
-      for (auto const& tensor : manifest_.tensors) {
-        auto& parts = parts_.at({array.name, tensor.name});
-        std::sort(parts.begin(), parts.end(),
-                  [](Part const& a, Part const& b) { return a.slice->first < b.slice->first; });
-        std::int64_t covered = 0;
-        for (auto const& part : parts) {
-          if (part.slice->dtype != type_of(array, tensor.name))
-            wrong(array.name, tensor.name, "have a slice of another dtype");
-          if (part.slice->first != covered) wrong(array.name, tensor.name, "have slices that overlap or leave a gap");
-          covered = part.end();
-        }
-        if (covered != (has(array.name, tensor.name) ? tensor.numel : 0))
-          wrong(array.name, tensor.name, "are incomplete: slices are missing");
-      }
-    }
-  }
-  DType type_of(ArrayEntry const& array, std::string const& tensor) const {
-    auto const own = manifest_.types.find(tensor);
-    return array.name == parameters_array && own != manifest_.types.end() ? own->second : array.dtype;
-  }
-  [[noreturn]] void wrong(std::string_view array, std::string_view tensor, std::string_view how) const {
-    fail<ConfigError>("'{}': {} of tensor '{}' {}", folder_.string(), array, tensor, how);
-  }
-  RankFileReader& reader(std::size_t file) {
-    if (readers_[file] == nullptr) readers_[file] = std::make_unique<RankFileReader>(folder_, descriptions_[file]);
-    return *readers_[file];
-  }
+  void place_slices();
+  DType type_of(ArrayEntry const& array, std::string const& tensor) const;
+  [[noreturn]] void wrong(std::string_view array, std::string_view tensor, std::string_view how) const;
+  RankFileReader& reader(std::size_t file);
 
   std::filesystem::path folder_;
   Manifest manifest_;
@@ -252,3 +178,103 @@ class ShardedReader {
 };
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint
+
+#if FSDP_CHECKPOINT_BODIES
+
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
+
+FSDP_BODY RankFileReader::RankFileReader(std::filesystem::path const& folder, RankFile description)
+    : description_(std::move(description)), file_(folder / description_.name) {
+  if (file_.size() != description_.bytes)
+    fail<ConfigError>("'{}' has {} bytes; expected {}", file_.path().string(), file_.size(), description_.bytes);
+  std::vector<std::byte> header(static_cast<std::size_t>(description_.header_bytes));
+  file_.read(0, header);
+  if (checksum_of(header) != description_.header_checksum)
+    fail<ConfigError>("'{}' is damaged: checksum mismatch in its header", file_.path().string());
+}
+
+FSDP_BODY ShardedReader::ShardedReader(std::filesystem::path folder, Manifest manifest,
+                                       std::map<std::string, std::string> const& descriptions)
+    : folder_(std::move(folder)), manifest_(std::move(manifest)) {
+  for (auto const& [name, checksum] : manifest_.files) {
+    auto const path = folder_ / description_name(name);
+    auto const given = descriptions.find(name);
+    auto const text = given != descriptions.end() ? given->second : read_text_file(path);
+    auto const what = formatted("'{}'", path.string());
+    if (checksum_of(text) != checksum) fail<ConfigError>("{} is damaged: checksum mismatch", what);
+    descriptions_.push_back(parse_rank_file(text, what));
+    if (descriptions_.back().name != name)
+      fail<ConfigError>("{} describes file '{}', expected '{}'", what, descriptions_.back().name, name);
+  }
+  readers_.resize(descriptions_.size());
+  place_slices();
+}
+
+FSDP_BODY bool ShardedReader::has(std::string_view array, std::string_view tensor) const {
+  auto const lists = [](std::vector<std::string> const& names, std::string_view name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  if (array == parameters_array) return !manifest_.without_frozen || !lists(manifest_.frozen, tensor);
+  for (auto const& part : manifest_.parts)
+    if (lists(part.arrays, array)) return lists(part.tensors, tensor);
+  return false;
+}
+
+FSDP_BODY void ShardedReader::read(std::string_view array, std::string_view tensor, std::int64_t first,
+                                   std::span<float> out) {
+  read(array, tensor, first, static_cast<std::int64_t>(out.size()),
+       [&](DType type, std::span<std::byte const> bytes, std::int64_t at) {
+         auto* const to = out.data() + (at - first);
+         if (type == DType::f32) std::memcpy(to, bytes.data(), bytes.size());
+         if (type == DType::bf16) widen<bf16>(bytes, to);
+         if (type == DType::f16) widen<fp16>(bytes, to);
+       });
+}
+
+FSDP_BODY void ShardedReader::place_slices() {
+  for (auto const& array : manifest_.arrays)
+    for (auto const& tensor : manifest_.tensors)
+      if (!parts_.try_emplace({array.name, tensor.name}).second) wrong(array.name, tensor.name, "are listed twice");
+  for (std::size_t file = 0; file < descriptions_.size(); ++file) {
+    for (auto const& slice : descriptions_[file].slices) {
+      auto const found = parts_.find({slice.array, slice.tensor});
+      if (found == parts_.end())
+        wrong(slice.array, slice.tensor, "have slices, but the checkpoint does not list this tensor");
+      if (slice.count > 0) found->second.push_back({&slice, file});
+    }
+  }
+  for (auto const& array : manifest_.arrays) {
+    for (auto const& tensor : manifest_.tensors) {
+      auto& parts = parts_.at({array.name, tensor.name});
+      std::sort(parts.begin(), parts.end(),
+                [](Part const& a, Part const& b) { return a.slice->first < b.slice->first; });
+      std::int64_t covered = 0;
+      for (auto const& part : parts) {
+        if (part.slice->dtype != type_of(array, tensor.name))
+          wrong(array.name, tensor.name, "have a slice of another dtype");
+        if (part.slice->first != covered) wrong(array.name, tensor.name, "have slices that overlap or leave a gap");
+        covered = part.end();
+      }
+      if (covered != (has(array.name, tensor.name) ? tensor.numel : 0))
+        wrong(array.name, tensor.name, "are incomplete: slices are missing");
+    }
+  }
+}
+
+FSDP_BODY DType ShardedReader::type_of(ArrayEntry const& array, std::string const& tensor) const {
+  auto const own = manifest_.types.find(tensor);
+  return array.name == parameters_array && own != manifest_.types.end() ? own->second : array.dtype;
+}
+
+FSDP_BODY void ShardedReader::wrong(std::string_view array, std::string_view tensor, std::string_view how) const {
+  fail<ConfigError>("'{}': {} of tensor '{}' {}", folder_.string(), array, tensor, how);
+}
+
+FSDP_BODY RankFileReader& ShardedReader::reader(std::size_t file) {
+  if (readers_[file] == nullptr) readers_[file] = std::make_unique<RankFileReader>(folder_, descriptions_[file]);
+  return *readers_[file];
+}
+
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint
+
+#endif

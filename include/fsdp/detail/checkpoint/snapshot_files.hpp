@@ -43,54 +43,16 @@ struct SnapshotWord {
 
 /// Answers with a state and rank 0's id, then a warning: '=' or '!' the snapshot begins, and the one before is whole or
 /// not; '~' or 'M' it does not begin; 'C' and 'X' are errors.
-inline std::string answer_to_words(std::vector<std::string> const& words) {
-  using W = SnapshotWord;
-  auto const id = words[0].substr(W::id_at, 16);
-  auto const find = [&](char state) -> std::string {
-    for (std::size_t rank = 0; rank < words.size(); ++rank)
-      if (words[rank][0] == state) return formatted("rank {}: {}", rank, words[rank].substr(W::error_at));
-    return {};
-  };
-  for (std::size_t rank = 1; rank < words.size(); ++rank)
-    if (words[rank].compare(W::what_at, 16, words[0], W::what_at, 16) != 0)
-      return "X" + id + formatted("rank {} takes a snapshot of another step or state than rank 0", rank);
-  if (auto const wrong = find('C'); !wrong.empty()) return "C" + id + wrong;
-  if (auto const busy = find('~'); !busy.empty()) return "~" + id + "the one before is still being written";
-  if (auto const memory = find('M'); !memory.empty()) return "M" + id + memory;
-  if (auto const failed = find('!'); !failed.empty()) return "!" + id + failed;
-  return "=" + id;
-}
+std::string answer_to_words(std::vector<std::string> const& words);
 
 /// A member's slices, as text for the rank that keeps a copy. @param manifest  see SnapshotHeader
-inline std::string slices_text(std::vector<Slice> const& slices, std::string const& node, std::string_view manifest) {
-  auto list = Json::array();
-  for (auto const& slice : slices)
-    list.push_back({slice.array, slice.tensor, name(slice.dtype), slice.first, slice.count});
-  return Json{{"node", node}, {"slices", std::move(list)}, {"manifest", manifest}}.dump();
-}
+std::string slices_text(std::vector<Slice> const& slices, std::string const& node, std::string_view manifest);
 struct MemberSlices {
   std::vector<Slice> slices;
   std::string node, manifest;
   std::int64_t bytes = 0;
 };
-inline MemberSlices parse_slices(std::string const& text) {
-  constexpr char const* what = "a snapshot's slices";
-  auto const json = parse_object(text, what);
-  Fields const fields(json, what);
-  MemberSlices member{{}, fields.text("node"), fields.text("manifest"), 0};
-  for (auto const& item : fields.array("slices")) {
-    Slice slice;
-    slice.array = item.at(0).get<std::string>();
-    slice.tensor = item.at(1).get<std::string>();
-    for (auto const type : {DType::f32, DType::bf16, DType::f16})
-      if (item.at(2).get<std::string>() == name(type)) slice.dtype = type;
-    slice.first = item.at(3).get<std::int64_t>();
-    slice.count = item.at(4).get<std::int64_t>();
-    member.bytes += slice.bytes();
-    member.slices.push_back(std::move(slice));
-  }
-  return member;
-}
+MemberSlices parse_slices(std::string const& text);
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint
 
@@ -128,7 +90,97 @@ struct SnapshotHeader {
 inline constexpr std::string_view header_ending = ".snapshot.json";
 inline std::string header_name(std::string const& file) { return file + std::string(header_ending); }
 
-inline std::string to_json_text(SnapshotHeader const& header) {
+std::string to_json_text(SnapshotHeader const& header);
+
+/// @throws ConfigError if a field is missing or malformed, or the checksum differs
+SnapshotHeader parse_snapshot_header(std::string_view text, std::string_view what);
+
+/// Checksum of the shapes and types of a run's state: runs with equal checksums can load each other's state.
+std::string model_checksum(Manifest const& manifest);
+
+/// Makes a folder that its owner alone may enter, or checks that it is one. The folder above it is there.
+/// @throws ConfigError if it belongs to another user, others may enter it, or it is no folder; ResourceError if it
+/// cannot be made
+void make_private_folder(std::filesystem::path const& folder);
+
+/// The folder of a run's snapshots.
+std::filesystem::path run_folder(SnapshotPlace const& place);
+/// The folder of one snapshot.
+std::filesystem::path step_folder(SnapshotPlace const& place, std::int64_t step, std::string_view id);
+
+/// Removes one rank's slices. Files that are not there are no error, and neither are others.
+void remove_slices(std::filesystem::path const& folder, std::string const& file) noexcept;
+
+/// Writes one rank's slices from host memory, their header last.
+/// @param slices  end to end in `bytes`
+/// @throws ResourceError; then nothing is left of them
+void write_slices(std::filesystem::path const& folder, SnapshotHeader header, std::vector<Slice> const& slices,
+                  std::byte const* bytes);
+
+/// The header of a rank's slices. @throws ConfigError
+SnapshotHeader read_header(std::filesystem::path const& path);
+
+/// Reads all slices of a rank, and compares their checksums.
+/// @param path  of their header
+/// @throws ConfigError if they are cut or altered
+void expect_whole_slices(std::filesystem::path const& path, SnapshotHeader const& header);
+
+/// Headers in a run's folder, in the order of their paths. None where the folder is not there.
+std::vector<std::filesystem::path> headers_in(std::filesystem::path const& run_folder);
+
+}  // namespace checkpoint
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE
+
+#if FSDP_CHECKPOINT_BODIES
+
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
+
+FSDP_BODY std::string answer_to_words(std::vector<std::string> const& words) {
+  using W = SnapshotWord;
+  auto const id = words[0].substr(W::id_at, 16);
+  auto const find = [&](char state) -> std::string {
+    for (std::size_t rank = 0; rank < words.size(); ++rank)
+      if (words[rank][0] == state) return formatted("rank {}: {}", rank, words[rank].substr(W::error_at));
+    return {};
+  };
+  for (std::size_t rank = 1; rank < words.size(); ++rank)
+    if (words[rank].compare(W::what_at, 16, words[0], W::what_at, 16) != 0)
+      return "X" + id + formatted("rank {} takes a snapshot of another step or state than rank 0", rank);
+  if (auto const wrong = find('C'); !wrong.empty()) return "C" + id + wrong;
+  if (auto const busy = find('~'); !busy.empty()) return "~" + id + "the one before is still being written";
+  if (auto const memory = find('M'); !memory.empty()) return "M" + id + memory;
+  if (auto const failed = find('!'); !failed.empty()) return "!" + id + failed;
+  return "=" + id;
+}
+
+FSDP_BODY std::string slices_text(std::vector<Slice> const& slices, std::string const& node,
+                                  std::string_view manifest) {
+  auto list = Json::array();
+  for (auto const& slice : slices)
+    list.push_back({slice.array, slice.tensor, name(slice.dtype), slice.first, slice.count});
+  return Json{{"node", node}, {"slices", std::move(list)}, {"manifest", manifest}}.dump();
+}
+
+FSDP_BODY MemberSlices parse_slices(std::string const& text) {
+  constexpr char const* what = "a snapshot's slices";
+  auto const json = parse_object(text, what);
+  Fields const fields(json, what);
+  MemberSlices member{{}, fields.text("node"), fields.text("manifest"), 0};
+  for (auto const& item : fields.array("slices")) {
+    Slice slice;
+    slice.array = item.at(0).get<std::string>();
+    slice.tensor = item.at(1).get<std::string>();
+    for (auto const type : {DType::f32, DType::bf16, DType::f16})
+      if (item.at(2).get<std::string>() == name(type)) slice.dtype = type;
+    slice.first = item.at(3).get<std::int64_t>();
+    slice.count = item.at(4).get<std::int64_t>();
+    member.bytes += slice.bytes();
+    member.slices.push_back(std::move(slice));
+  }
+  return member;
+}
+
+FSDP_BODY std::string to_json_text(SnapshotHeader const& header) {
   Json json{{"format", "fsdp snapshot"}, {"version", 1},          {"run", header.run},          {"build", header.build},
             {"model", header.model},     {"id", header.id},       {"step", header.step},        {"ranks", header.ranks},
             {"rank", header.rank},       {"nodes", header.nodes}, {"manifest", header.manifest}};
@@ -137,8 +189,7 @@ inline std::string to_json_text(SnapshotHeader const& header) {
   return json.dump(1) + "\n";
 }
 
-/// @throws ConfigError if a field is missing or malformed, or the checksum differs
-inline SnapshotHeader parse_snapshot_header(std::string_view text, std::string_view what) {
+FSDP_BODY SnapshotHeader parse_snapshot_header(std::string_view text, std::string_view what) {
   auto json = parse_object(text, what);
   Fields const fields(json, what);
   if (fields.text("format") != "fsdp snapshot") fields.wrong("format", "\"fsdp snapshot\"");
@@ -165,8 +216,7 @@ inline SnapshotHeader parse_snapshot_header(std::string_view text, std::string_v
   return header;
 }
 
-/// Checksum of the shapes and types of a run's state: runs with equal checksums can load each other's state.
-inline std::string model_checksum(Manifest const& manifest) {
+FSDP_BODY std::string model_checksum(Manifest const& manifest) {
   std::string text;
   for (auto const& tensor : manifest.tensors) text += formatted("{} ({})\n", tensor.name, listed(tensor.shape));
   for (auto const& array : manifest.arrays) text += formatted("{} {}\n", array.name, name(array.dtype));
@@ -175,10 +225,7 @@ inline std::string model_checksum(Manifest const& manifest) {
   return checksum_text(checksum_of(text));
 }
 
-/// Makes a folder that its owner alone may enter, or checks that it is one. The folder above it is there.
-/// @throws ConfigError if it belongs to another user, others may enter it, or it is no folder; ResourceError if it
-/// cannot be made
-inline void make_private_folder(std::filesystem::path const& folder) {
+FSDP_BODY void make_private_folder(std::filesystem::path const& folder) {
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) detail::throw_file_error(folder, "made", errno);
   struct stat status {};
   if (::lstat(folder.c_str(), &status) != 0) detail::throw_file_error(folder, "inspected", errno);
@@ -191,27 +238,22 @@ inline void make_private_folder(std::filesystem::path const& folder) {
                       folder.string());
 }
 
-/// The folder of a run's snapshots.
-inline std::filesystem::path run_folder(SnapshotPlace const& place) {
+FSDP_BODY std::filesystem::path run_folder(SnapshotPlace const& place) {
   return place.folder / ("run-" + checksum_text(checksum_of(place.run)));
 }
-/// The folder of one snapshot.
-inline std::filesystem::path step_folder(SnapshotPlace const& place, std::int64_t step, std::string_view id) {
+
+FSDP_BODY std::filesystem::path step_folder(SnapshotPlace const& place, std::int64_t step, std::string_view id) {
   return run_folder(place) / formatted("step-{}.{}", step, id);
 }
 
-/// Removes one rank's slices. Files that are not there are no error, and neither are others.
-inline void remove_slices(std::filesystem::path const& folder, std::string const& file) noexcept {
+FSDP_BODY void remove_slices(std::filesystem::path const& folder, std::string const& file) noexcept {
   std::error_code ignored;
   for (auto const& name : {header_name(file), description_name(file), description_name(file) + ".tmp", file})
     std::filesystem::remove(folder / name, ignored);
 }
 
-/// Writes one rank's slices from host memory, their header last.
-/// @param slices  end to end in `bytes`
-/// @throws ResourceError; then nothing is left of them
-inline void write_slices(std::filesystem::path const& folder, SnapshotHeader header, std::vector<Slice> const& slices,
-                         std::byte const* bytes) {
+FSDP_BODY void write_slices(std::filesystem::path const& folder, SnapshotHeader header,
+                            std::vector<Slice> const& slices, std::byte const* bytes) {
   auto const file = rank_file_name(header.rank, header.ranks);
   try {
     auto const description = write_rank_file(folder, file, slices, blocks_of(slices, bytes), 0600);
@@ -223,15 +265,11 @@ inline void write_slices(std::filesystem::path const& folder, SnapshotHeader hea
   }
 }
 
-/// The header of a rank's slices. @throws ConfigError
-inline SnapshotHeader read_header(std::filesystem::path const& path) {
+FSDP_BODY SnapshotHeader read_header(std::filesystem::path const& path) {
   return parse_snapshot_header(read_text_file(path), formatted("'{}'", path.string()));
 }
 
-/// Reads all slices of a rank, and compares their checksums.
-/// @param path  of their header
-/// @throws ConfigError if they are cut or altered
-inline void expect_whole_slices(std::filesystem::path const& path, SnapshotHeader const& header) {
+FSDP_BODY void expect_whole_slices(std::filesystem::path const& path, SnapshotHeader const& header) {
   auto const folder = folder_of(path);
   auto const file = rank_file_name(header.rank, header.ranks);
   auto const what = formatted("'{}'", (folder / description_name(file)).string());
@@ -244,8 +282,7 @@ inline void expect_whole_slices(std::filesystem::path const& path, SnapshotHeade
   for (auto const& slice : reader.description().slices) reader.read(slice, 0, slice.count, [](auto...) {});
 }
 
-/// Headers in a run's folder, in the order of their paths. None where the folder is not there.
-inline std::vector<std::filesystem::path> headers_in(std::filesystem::path const& run_folder) {
+FSDP_BODY std::vector<std::filesystem::path> headers_in(std::filesystem::path const& run_folder) {
   namespace fs = std::filesystem;
   std::vector<fs::path> headers;
   std::error_code error;
@@ -256,5 +293,6 @@ inline std::vector<std::filesystem::path> headers_in(std::filesystem::path const
   return headers;
 }
 
-}  // namespace checkpoint
-}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint
+
+#endif

@@ -35,34 +35,11 @@
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 /// Encodes numbers: a word "count:first:by" for each run of numbers that grow by `by`, 0 or 1.
-inline std::string runs_text(std::vector<int> const& values) {
-  std::string text;
-  for (std::size_t begin = 0; begin < values.size();) {
-    std::size_t end = begin + 1;
-    int const by = end < values.size() && values[end] == values[begin] + 1 ? 1 : 0;
-    while (end < values.size() && values[end] == values[end - 1] + by) ++end;
-    text += formatted("{}:{}:{} ", end - begin, values[begin], by);
-    begin = end;
-  }
-  return text;
-}
-inline std::vector<int> parse_runs(std::string const& text) {
-  std::vector<int> values;
-  std::istringstream words(text);
-  std::size_t count = 0;
-  int value = 0, by = 0;
-  for (char colon = 0; words >> count >> colon >> value >> colon >> by;)
-    for (std::size_t i = 0; i < count; ++i, value += by) values.push_back(value);
-  return values;
-}
+std::string runs_text(std::vector<int> const& values);
+std::vector<int> parse_runs(std::string const& text);
 
 /// Answer of rank 0: the union of the numbers that ranks list, as runs_text(), from texts of runs_text().
-inline std::string united_runs(std::vector<std::string> const& texts) {
-  std::set<int> all;
-  for (auto const& text : texts)
-    for (auto const value : parse_runs(text)) all.insert(value);
-  return runs_text({all.begin(), all.end()});
-}
+std::string united_runs(std::vector<std::string> const& texts);
 
 /// Broadcasts bytes over a communicator of its own. @tparam C  Communicator
 template <Communicator C>
@@ -108,15 +85,9 @@ class SnapshotBroadcast {
 };
 
 /// A random id of 16 hexadecimal digits.
-inline std::string drawn_id() {
-  std::random_device device;
-  return formatted("{:08x}{:08x}", device(), device());
-}
+std::string drawn_id();
 
-inline std::string host_name() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
-}
+std::string host_name();
 
 /// [Note: Names of folders]
 /// Ranks that see one folder form a node. The file `node` in it has a name that the first rank has drawn: machines that
@@ -132,72 +103,22 @@ struct FolderName {
 };
 
 /// @return the name; empty: there is none @throws ConfigError if the file cannot be read or is damaged
-inline std::string read_folder_name(std::filesystem::path const& path) {
-  std::error_code error;
-  if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) return {};
-  constexpr std::string_view remedy = "remove it, and the next start writes another one";
-  std::string name;
-  try {
-    name = read_text_file(path, 16);
-  } catch (ConfigError const& wrong) {
-    fail<ConfigError>("{}; {}", wrong.what(), remedy);
-  }
-  if (name.size() != 16 || name.find_first_not_of("0123456789abcdef") != std::string::npos)
-    fail<ConfigError>("'{}' is damaged: expected 16 hexadecimal digits; {}", path.string(), remedy);
-  return name;
-}
+std::string read_folder_name(std::filesystem::path const& path);
 
 /// Reads the name of a folder, or gives it one.
 /// @throws ResourceError if the folder cannot be looked at
-inline FolderName name_of_folder(std::filesystem::path const& folder) {
-  struct stat status {};
-  if (::stat(folder.c_str(), &status) != 0) detail::throw_file_error(folder, "inspected", errno);
-  FolderName result;
-  result.place = formatted("{:x}:{:x}", status.st_dev, status.st_ino);
-  auto const path = folder / "node";
-  auto const mine = drawn_id();
-  auto const temporary = folder / ("node." + mine);
-  try {
-    result.name = read_folder_name(path);
-    if (!result.name.empty()) return result;
-    OutputFile file(temporary, 0600);
-    file.write(mine);
-    file.finish();
-    if (::link(temporary.c_str(), path.c_str()) != 0 && errno != EEXIST)  // the first one stays
-      detail::throw_file_error(path, "made", errno);
-  } catch (Error const& error) {
-    result.reason = error.what();
-    if (auto const at = result.reason.find("." + mine); at != std::string::npos)
-      result.reason.erase(at, mine.size() + 1);  // equal at the next attempt, so that it is said once
-  }
-  std::error_code ignored;
-  std::filesystem::remove(temporary, ignored);
-  try {
-    result.name = read_folder_name(path);  // another rank may have had the last bytes
-    if (!result.name.empty()) result.reason.clear();
-  } catch (ConfigError const& error) {
-    result.reason = error.what();
-  }
-  return result;
-}
+FolderName name_of_folder(std::filesystem::path const& folder);
 
 /// The division of ranks into nodes.
 class Nodes {
  public:
   /// @param of  the node of each rank; nodes are numbered by their lowest ranks
-  explicit Nodes(std::vector<int> of) : of_(std::move(of)) {
-    for (auto const node : of_) count_ = std::max(count_, node + 1);
-  }
+  explicit Nodes(std::vector<int> of);
 
   int count() const { return count_; }
   int of(int rank) const { return of_[static_cast<std::size_t>(rank)]; }
   /// Ranks of a node, ascending.
-  std::vector<int> ranks(int node) const {
-    std::vector<int> ranks;
-    for (std::size_t rank = 0; rank < of_.size(); ++rank)
-      if (of_[rank] == node) ranks.push_back(static_cast<int>(rank));
-    return ranks;
-  }
+  std::vector<int> ranks(int node) const;
 
  private:
   std::vector<int> of_;
@@ -207,41 +128,7 @@ class Nodes {
 /// Answer of rank 0: the node of each rank, as runs_text(), or "!" and an error.
 /// @param texts  "=NAME PLACE BOOT REASON": a FolderName, "-" for none, and the machine; or "!" and an error
 /// @param notes  gets a line for each folder without a name
-inline std::string nodes_in(std::vector<std::string> const& texts, std::vector<std::string>& notes) {
-  struct Word {
-    std::string name, place, boot, reason;
-  };
-  std::vector<Word> words;
-  std::map<std::string, std::string> named;  // by place and machine
-  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    if (texts[rank][0] == '!') return formatted("!rank {}: {}", rank, texts[rank].substr(1));
-    Word word;
-    std::istringstream text(texts[rank].substr(1));
-    text >> word.name >> word.place >> word.boot >> std::ws;
-    std::getline(text, word.reason, '\0');
-    word.place += " " + word.boot;
-    if (word.name != "-") named.try_emplace(word.place, word.name);
-    words.push_back(std::move(word));
-  }
-  std::map<std::string, std::pair<int, std::size_t>> nodes;  // by folder: number, lowest rank
-  std::vector<int> of;
-  for (std::size_t rank = 0; rank < words.size(); ++rank) {
-    auto const& word = words[rank];
-    auto const other = named.find(word.place);
-    auto const folder = word.name != "-" ? word.name : other != named.end() ? other->second : word.place;
-    auto const [found, is_new] = nodes.try_emplace(folder, static_cast<int>(nodes.size()), rank);
-    auto const [node, first] = found->second;
-    if (word.boot != words[first].boot)
-      return formatted(
-          "!ranks {} and {} are on different machines and see the same folder for snapshots; give a folder in the "
-          "memory of each machine, such as /dev/shm/NAME",
-          first, rank);
-    if (is_new && !word.reason.empty())
-      notes.push_back(formatted("rank {}: the folder for snapshots has no name: {}", rank, word.reason));
-    of.push_back(node);
-  }
-  return runs_text(of);
-}
+std::string nodes_in(std::vector<std::string> const& texts, std::vector<std::string>& notes);
 
 /// Makes the folder for snapshots, and finds the ranks that share it. Where files cannot be written, that is noted: see
 /// [Note: Names of folders].
@@ -278,3 +165,144 @@ Nodes find_nodes(C& world, SnapshotPlace const& place, std::vector<std::string>*
 }
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint
+
+#if FSDP_CHECKPOINT_BODIES
+
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
+
+FSDP_BODY std::string runs_text(std::vector<int> const& values) {
+  std::string text;
+  for (std::size_t begin = 0; begin < values.size();) {
+    std::size_t end = begin + 1;
+    int const by = end < values.size() && values[end] == values[begin] + 1 ? 1 : 0;
+    while (end < values.size() && values[end] == values[end - 1] + by) ++end;
+    text += formatted("{}:{}:{} ", end - begin, values[begin], by);
+    begin = end;
+  }
+  return text;
+}
+
+FSDP_BODY std::vector<int> parse_runs(std::string const& text) {
+  std::vector<int> values;
+  std::istringstream words(text);
+  std::size_t count = 0;
+  int value = 0, by = 0;
+  for (char colon = 0; words >> count >> colon >> value >> colon >> by;)
+    for (std::size_t i = 0; i < count; ++i, value += by) values.push_back(value);
+  return values;
+}
+
+FSDP_BODY std::string united_runs(std::vector<std::string> const& texts) {
+  std::set<int> all;
+  for (auto const& text : texts)
+    for (auto const value : parse_runs(text)) all.insert(value);
+  return runs_text({all.begin(), all.end()});
+}
+
+FSDP_BODY std::string drawn_id() {
+  std::random_device device;
+  return formatted("{:08x}{:08x}", device(), device());
+}
+
+FSDP_BODY std::string host_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
+}
+
+FSDP_BODY std::string read_folder_name(std::filesystem::path const& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) return {};
+  constexpr std::string_view remedy = "remove it, and the next start writes another one";
+  std::string name;
+  try {
+    name = read_text_file(path, 16);
+  } catch (ConfigError const& wrong) {
+    fail<ConfigError>("{}; {}", wrong.what(), remedy);
+  }
+  if (name.size() != 16 || name.find_first_not_of("0123456789abcdef") != std::string::npos)
+    fail<ConfigError>("'{}' is damaged: expected 16 hexadecimal digits; {}", path.string(), remedy);
+  return name;
+}
+
+FSDP_BODY FolderName name_of_folder(std::filesystem::path const& folder) {
+  struct stat status {};
+  if (::stat(folder.c_str(), &status) != 0) detail::throw_file_error(folder, "inspected", errno);
+  FolderName result;
+  result.place = formatted("{:x}:{:x}", status.st_dev, status.st_ino);
+  auto const path = folder / "node";
+  auto const mine = drawn_id();
+  auto const temporary = folder / ("node." + mine);
+  try {
+    result.name = read_folder_name(path);
+    if (!result.name.empty()) return result;
+    OutputFile file(temporary, 0600);
+    file.write(mine);
+    file.finish();
+    if (::link(temporary.c_str(), path.c_str()) != 0 && errno != EEXIST)  // the first one stays
+      detail::throw_file_error(path, "made", errno);
+  } catch (Error const& error) {
+    result.reason = error.what();
+    if (auto const at = result.reason.find("." + mine); at != std::string::npos)
+      result.reason.erase(at, mine.size() + 1);  // equal at the next attempt, so that it is said once
+  }
+  std::error_code ignored;
+  std::filesystem::remove(temporary, ignored);
+  try {
+    result.name = read_folder_name(path);  // another rank may have had the last bytes
+    if (!result.name.empty()) result.reason.clear();
+  } catch (ConfigError const& error) {
+    result.reason = error.what();
+  }
+  return result;
+}
+
+FSDP_BODY std::string nodes_in(std::vector<std::string> const& texts, std::vector<std::string>& notes) {
+  struct Word {
+    std::string name, place, boot, reason;
+  };
+  std::vector<Word> words;
+  std::map<std::string, std::string> named;  // by place and machine
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    if (texts[rank][0] == '!') return formatted("!rank {}: {}", rank, texts[rank].substr(1));
+    Word word;
+    std::istringstream text(texts[rank].substr(1));
+    text >> word.name >> word.place >> word.boot >> std::ws;
+    std::getline(text, word.reason, '\0');
+    word.place += " " + word.boot;
+    if (word.name != "-") named.try_emplace(word.place, word.name);
+    words.push_back(std::move(word));
+  }
+  std::map<std::string, std::pair<int, std::size_t>> nodes;  // by folder: number, lowest rank
+  std::vector<int> of;
+  for (std::size_t rank = 0; rank < words.size(); ++rank) {
+    auto const& word = words[rank];
+    auto const other = named.find(word.place);
+    auto const folder = word.name != "-" ? word.name : other != named.end() ? other->second : word.place;
+    auto const [found, is_new] = nodes.try_emplace(folder, static_cast<int>(nodes.size()), rank);
+    auto const [node, first] = found->second;
+    if (word.boot != words[first].boot)
+      return formatted(
+          "!ranks {} and {} are on different machines and see the same folder for snapshots; give a folder in the "
+          "memory of each machine, such as /dev/shm/NAME",
+          first, rank);
+    if (is_new && !word.reason.empty())
+      notes.push_back(formatted("rank {}: the folder for snapshots has no name: {}", rank, word.reason));
+    of.push_back(node);
+  }
+  return runs_text(of);
+}
+
+FSDP_BODY Nodes::Nodes(std::vector<int> of) : of_(std::move(of)) {
+  for (auto const node : of_) count_ = std::max(count_, node + 1);
+}
+
+FSDP_BODY std::vector<int> Nodes::ranks(int node) const {
+  std::vector<int> ranks;
+  for (std::size_t rank = 0; rank < of_.size(); ++rank)
+    if (of_[rank] == node) ranks.push_back(static_cast<int>(rank));
+  return ranks;
+}
+
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint
+
+#endif

@@ -54,81 +54,16 @@ struct HeldSlices {
 
 /// The rank in the name of a header's file; 0 if the name has none. It does not open the file: ranks that share a node
 /// remove files while others list them.
-inline std::size_t number_of(std::filesystem::path const& header) {
-  std::size_t number = 0;
-  auto const name = header.filename().string();
-  for (std::size_t i = std::string_view("rank-").size(); i < name.size() && name[i] >= '0' && name[i] <= '9'; ++i)
-    number = number * 10 + static_cast<std::size_t>(name[i] - '0');
-  return number;
-}
+std::size_t number_of(std::filesystem::path const& header);
 
 /// This rank's report of its node's snapshots. @param share, of  it reads each file of a rank that is `share` modulo
 /// `of`. Slices that are cut or altered are removed
-inline std::string report_of_slices(SnapshotPlace const& place, std::string_view model, std::size_t share,
-                                    std::size_t of) {
-  std::string report;
-  auto const skip = [&](std::filesystem::path const& path, std::string_view why) {
-    report += formatted("!snapshot '{}' is skipped: {}\n", path.string(), why);
-  };
-  for (auto const& path : headers_in(run_folder(place))) {
-    if (number_of(path) % of != share) continue;
-    std::optional<SnapshotHeader> header;
-    try {
-      header = read_header(path);
-      if (header->run != place.run)
-        skip(path, formatted("it belongs to another run, '{}'", header->run));
-      else if (header->build != place.build)
-        skip(path, formatted("another build took it ('{}'; this is '{}')", header->build, place.build));
-      else if (!model.empty() && header->model != model)
-        skip(path, "it belongs to another model");
-      else if (path !=
-               step_folder(place, header->step, header->id) / header_name(rank_file_name(header->rank, header->ranks)))
-        skip(path, formatted("it is of step {}, rank {} of {}", header->step, header->rank, header->ranks));
-      else {
-        expect_whole_slices(path, *header);
-        report += formatted("{} {} {} {}\n", header->step, header->id, header->ranks, header->rank);
-      }
-    } catch (std::exception const& error) {
-      skip(path, error.what());
-      auto const name = path.filename().string();
-      remove_slices(folder_of(path), name.substr(0, name.size() - header_ending.size()));
-    }
-  }
-  return report;
-}
+std::string report_of_slices(SnapshotPlace const& place, std::string_view model, std::size_t share, std::size_t of);
 
 /// The newest step of which some rank holds the slices of every rank, as "step id ranks\n" and the holders' runs; "" if
 /// there is none.
 /// @param notes  lines for people
-inline std::string newest_held(std::vector<std::string> const& reports, std::vector<std::string>& notes) {
-  std::map<std::tuple<std::int64_t, std::string, int>, std::map<int, int>> held;  // by snapshot: holders
-  for (std::size_t rank = 0; rank < reports.size(); ++rank) {
-    std::istringstream lines(reports[rank]);
-    for (std::string line; std::getline(lines, line);) {
-      if (line[0] == '!') {
-        notes.push_back(formatted("rank {}: {}", rank, line.substr(1)));
-        continue;
-      }
-      HeldSlices slices;
-      std::istringstream(line) >> slices.step >> slices.id >> slices.ranks >> slices.rank;
-      held[{slices.step, slices.id, slices.ranks}].try_emplace(slices.rank, static_cast<int>(rank));
-    }
-  }
-  for (auto snapshot = held.rbegin(); snapshot != held.rend(); ++snapshot) {
-    auto const& [step, id, ranks] = snapshot->first;
-    auto const& holders = snapshot->second;
-    if (holders.size() == static_cast<std::size_t>(ranks)) {
-      std::vector<int> all;
-      for (auto const& [of, holder] : holders) all.push_back(holder);
-      return formatted("{} {} {}\n{}", step, id, ranks, runs_text(all));
-    }
-    int missing = 0;
-    while (holders.contains(missing)) ++missing;
-    notes.push_back(formatted("the snapshot of step {} is skipped: no node holds the slices of rank {}{}", step,
-                              missing, static_cast<int>(holders.size()) + 1 < ranks ? " and of others" : ""));
-  }
-  return {};
-}
+std::string newest_held(std::vector<std::string> const& reports, std::vector<std::string>& notes);
 
 /// Gives `found` the descriptions of slices that this node does not hold, and the manifest.
 /// @note Collective: yes; the holders broadcast descriptions that some node lacks.
@@ -217,3 +152,82 @@ std::optional<FoundSnapshot> find_snapshot(C& world, SnapshotPlace const& place,
 }
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE
+
+#if FSDP_CHECKPOINT_BODIES
+
+namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
+
+FSDP_BODY std::size_t number_of(std::filesystem::path const& header) {
+  std::size_t number = 0;
+  auto const name = header.filename().string();
+  for (std::size_t i = std::string_view("rank-").size(); i < name.size() && name[i] >= '0' && name[i] <= '9'; ++i)
+    number = number * 10 + static_cast<std::size_t>(name[i] - '0');
+  return number;
+}
+
+FSDP_BODY std::string report_of_slices(SnapshotPlace const& place, std::string_view model, std::size_t share,
+                                       std::size_t of) {
+  std::string report;
+  auto const skip = [&](std::filesystem::path const& path, std::string_view why) {
+    report += formatted("!snapshot '{}' is skipped: {}\n", path.string(), why);
+  };
+  for (auto const& path : headers_in(run_folder(place))) {
+    if (number_of(path) % of != share) continue;
+    std::optional<SnapshotHeader> header;
+    try {
+      header = read_header(path);
+      if (header->run != place.run)
+        skip(path, formatted("it belongs to another run, '{}'", header->run));
+      else if (header->build != place.build)
+        skip(path, formatted("another build took it ('{}'; this is '{}')", header->build, place.build));
+      else if (!model.empty() && header->model != model)
+        skip(path, "it belongs to another model");
+      else if (path !=
+               step_folder(place, header->step, header->id) / header_name(rank_file_name(header->rank, header->ranks)))
+        skip(path, formatted("it is of step {}, rank {} of {}", header->step, header->rank, header->ranks));
+      else {
+        expect_whole_slices(path, *header);
+        report += formatted("{} {} {} {}\n", header->step, header->id, header->ranks, header->rank);
+      }
+    } catch (std::exception const& error) {
+      skip(path, error.what());
+      auto const name = path.filename().string();
+      remove_slices(folder_of(path), name.substr(0, name.size() - header_ending.size()));
+    }
+  }
+  return report;
+}
+
+FSDP_BODY std::string newest_held(std::vector<std::string> const& reports, std::vector<std::string>& notes) {
+  std::map<std::tuple<std::int64_t, std::string, int>, std::map<int, int>> held;  // by snapshot: holders
+  for (std::size_t rank = 0; rank < reports.size(); ++rank) {
+    std::istringstream lines(reports[rank]);
+    for (std::string line; std::getline(lines, line);) {
+      if (line[0] == '!') {
+        notes.push_back(formatted("rank {}: {}", rank, line.substr(1)));
+        continue;
+      }
+      HeldSlices slices;
+      std::istringstream(line) >> slices.step >> slices.id >> slices.ranks >> slices.rank;
+      held[{slices.step, slices.id, slices.ranks}].try_emplace(slices.rank, static_cast<int>(rank));
+    }
+  }
+  for (auto snapshot = held.rbegin(); snapshot != held.rend(); ++snapshot) {
+    auto const& [step, id, ranks] = snapshot->first;
+    auto const& holders = snapshot->second;
+    if (holders.size() == static_cast<std::size_t>(ranks)) {
+      std::vector<int> all;
+      for (auto const& [of, holder] : holders) all.push_back(holder);
+      return formatted("{} {} {}\n{}", step, id, ranks, runs_text(all));
+    }
+    int missing = 0;
+    while (holders.contains(missing)) ++missing;
+    notes.push_back(formatted("the snapshot of step {} is skipped: no node holds the slices of rank {}{}", step,
+                              missing, static_cast<int>(holders.size()) + 1 < ranks ? " and of others" : ""));
+  }
+  return {};
+}
+
+}  // namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint
+
+#endif
