@@ -13,7 +13,7 @@
 #   --only=REGEX   builds and runs only the host's tests that match REGEX
 #   --changed      builds and runs only those of the host's tests that are closest to the files that differ from COMMIT
 #                  (default: HEAD): minutes instead of all tests, and no replacement for them
-#   JOBS=2         number of compilers at a time; twice as many tests, which wait half of their time
+#   JOBS=2         number of compilers at a time; twice as many tests, most of which wait half of their time
 #   CUDA_ARCHITECTURES=90a-real   architectures of the CUDA programs; a plain build has three
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -54,7 +54,7 @@ tests_near() {
       tests/*/*.cpp | tests/*/*.sh) printf '%s\n' "^${folder}_$stem\$" "^${folder}_${stem}_[0-9]+\$" ;;
       tests/*/*) echo "^${folder}_" ;;
       tests/*) echo '^unit_' ;;
-      include/fsdp/detail/checkpoint/* | include/fsdp/checkpoint.hpp | include/fsdp/snapshots.hpp | include/fsdp/full_state.hpp | include/fsdp/finite_state.hpp | include/fsdp/safetensors.hpp | include/fsdp/json.hpp | include/fsdp/files.hpp) printf '^checkpoint_%s$\n' roundtrip several refused snapshots ;;
+      include/fsdp/detail/checkpoint/* | include/fsdp/compiled/checkpoint.cpp | include/fsdp/checkpoint.hpp | include/fsdp/snapshots.hpp | include/fsdp/full_state.hpp | include/fsdp/finite_state.hpp | include/fsdp/safetensors.hpp | include/fsdp/json.hpp | include/fsdp/files.hpp) printf '^checkpoint_%s$\n' roundtrip several refused snapshots ;;
       include/fsdp/detail/mpi/* | include/fsdp/detail/comm/* | include/fsdp/detail/tcp/* | include/fsdp/mpi.hpp | include/fsdp/bootstrap.hpp) printf '^conformance_%s$\n' communicator_mpi_3 tcp_group secret ;;
       include/fsdp/detail/local/* | include/fsdp/local.hpp) echo '^conformance_local_host$' ;;
       include/fsdp/detail/optim/* | include/fsdp/detail/kernels/* | include/fsdp/optimizers.hpp | include/fsdp/gradients.hpp | include/fsdp/kernels.hpp | include/fsdp/muon.hpp | include/fsdp/ema.hpp) printf '%s\n' '^unit_kernels_' '^parity_optimizers$' '^parity_groups$' '^parity_muon$' '^parity_ema$' ;;
@@ -83,8 +83,8 @@ fi
 warnings=OFF demands=(nanogpt tests)
 if ((all)); then warnings=ON demands+=(headers_clang sanitizers); fi
 if [[ -z $only ]]; then
-  duration="about 20 minutes"
-  if ((all)); then duration="about an hour"; fi
+  duration="10 to 20 minutes"
+  if ((all)); then duration="half an hour to an hour"; fi
   if ((full)); then duration+=", and the long tests take more"; fi
   say "with two cores, and nothing built before: $duration"
 fi

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Measures the cost of compiling against the headers: CPU seconds and peak memory of typical user files, and of
-# `#include <fmt/format.h>` for comparison. Rounds are interleaved, the best of them counts. Nothing is linked.
+# `#include <fmt/format.h>` for comparison. Rounds are interleaved, the best of them counts. Nothing is linked. The case
+# checkpoint needs nlohmann-json and xxHash.
 #
 #   benchmarks/compile/run.sh [--rounds=5] [--against=DIR] [COMPILER...]
 #
@@ -15,7 +16,7 @@ for argument in "$@"; do
   case $argument in
     --rounds=*) rounds=${argument#--rounds=} ;;
     --against=*) against=$(cd "${argument#--against=}" && pwd) ;;
-    -h | --help) sed -n '3,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '3,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) compilers+=("$argument") ;;
   esac
 done

@@ -2,6 +2,7 @@
 // The trainer's attention where it is flash attention, in emulated thread blocks, against the same class by panels in
 // double precision: shapes, places and dropout masks that it hands on.
 // skip-tsan
+// labels: emulated
 #include "tests/catch.hpp"
 #include "tests/nanogpt/attention_support.hpp"
 #include "tests/support/emulated_device.hpp"

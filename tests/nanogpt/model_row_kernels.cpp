@@ -2,6 +2,7 @@
 // The trainer's row kernels in emulated thread blocks against the same in double precision: what row_kernels_cuda.cu
 // asks of a GPU holds there.
 // skip-tsan
+// labels: emulated
 // optimised
 #include "tests/catch.hpp"
 #include "tests/nanogpt/row_kernels_cases.hpp"

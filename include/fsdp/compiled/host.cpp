@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The source file that fsdp::compiled adds to a target: ranks as threads.
+// A source file that fsdp::compiled adds to a target: engines over ranks that are threads.
 #if defined(FSDP_VERSION_NAMESPACE)
 #error "compile this file alone: without a precompiled header, and outside of unity builds"
 #endif

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains a vector and prints it: the same with fsdp::compiled and without. WITH_MPI: ranks are processes.
+// Trains a vector, saves and loads it if the headers for that are there, and prints it: the same with fsdp::compiled and
+// without. WITH_MPI: ranks are processes.
 #include <fsdp/fsdp.hpp>
 #include <fsdp/host.hpp>
 
 #include <cstdio>
+#include <filesystem>
 #include <span>
 #include <utility>
 
@@ -11,6 +13,11 @@
 #include <fsdp/mpi.hpp>
 #else
 #include <fsdp/local.hpp>
+#endif
+
+#if __has_include(<nlohmann/json.hpp>) && __has_include(<xxhash.h>)
+#include <fsdp/checkpoint.hpp>
+#define WITH_CHECKPOINT 1
 #endif
 
 struct Vector {
@@ -41,6 +48,15 @@ void train(Comm comm) {
     vector.backward();
     adamw.step(fsdp::clip_grad_norm(engine, 1.0f));
   }
+#if WITH_CHECKPOINT
+  std::filesystem::path const folder = "checkpoints";
+  fsdp::save(engine, adamw, folder, {{"step", 3}});
+  vector.forward();
+  vector.backward();
+  adamw.step();
+  auto const loaded = fsdp::load_latest(engine, adamw, folder);
+  if (!loaded || loaded->extra["step"] != 3) std::printf("the checkpoint is not there\n");
+#endif
   fsdp::export_full(engine, [](fsdp::TensorInfo const& tensor, std::span<float const> values) {
     std::printf("%s:", tensor.name.c_str());
     for (float const value : values) std::printf(" %a", static_cast<double>(value));

@@ -13,8 +13,8 @@
 #define FSDP_COMPILED_MPI 0  ///< 1: and fsdp::compiled_mpi
 #endif
 
-/// Whether this file defines the functions without template parameters that read and write files: checkpoints, their JSON,
-/// safetensors. In a target that links fsdp::compiled, compiled/checkpoint.cpp alone does.
+/// Whether this source defines the functions without template parameters that read and write files: checkpoints, their
+/// JSON, safetensors. In a target that links fsdp::compiled, compiled/checkpoint.cpp alone does.
 #if !FSDP_COMPILED || defined(FSDP_DEFINE_CHECKPOINT_BODIES)
 #define FSDP_CHECKPOINT_BODIES 1
 #else

@@ -3,8 +3,10 @@
 // [Note: Compiled once] Every file that includes the engine compiles it for itself. In a target that links
 // fsdp::compiled they see `extern template` instead for what one file more of that target has (compiled/host.cpp):
 // ranks as threads on the host, in fp32; fsdp::compiled_mpi has MPI's processes. Other combinations are compiled as
-// without it. Modules are the user's, and what depends on their types stays in their files. That file is compiled with
-// the flags of the target, so that its arithmetic is that of the target's other files.
+// without it. Modules are the user's, and what depends on their types stays in their files. compiled/checkpoint.cpp has
+// the functions without template parameters that read and write files, which other files only declare
+// (FSDP_CHECKPOINT_BODIES). These files are compiled with the flags of the target, so that their arithmetic is that of
+// the target's other files.
 //
 // `extern template` does not cover inline functions: compilers still instantiate a member function that is defined in
 // its class, with all that it calls. One that is defined behind its class, without `inline`, is not instantiated. So
