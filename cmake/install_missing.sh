@@ -156,10 +156,15 @@ use_quick_tools() { # a fresh build folder takes ninja; one that exists keeps it
   export CMAKE_CUDA_COMPILER_LAUNCHER=${CMAKE_CUDA_COMPILER_LAUNCHER-$PWD/cmake/compiler_launcher.sh}
 }
 
+# writable FOLDER: makes it, and ends unless a file can be written there.
+writable() {
+  { mkdir -p "$1" && echo > "$1/.writable" && rm "$1/.writable"; } 2> /dev/null ||
+    die "cannot write to '$1': is it read-only, or its disk full?"
+}
 # configure PRESET [cmake arguments...]: build/PRESET, with what CMake finds missing, and wishes, installed.
 configure() {
   local attempt preset=$1 log=build/$1.log list=build/$1/missing-packages.txt missing=() tool fresh=() is_new=0
-  { mkdir -p build && : > "$log"; } 2> /dev/null || die "cannot write to '$PWD/build': is it read-only, or its disk full?"
+  writable "$PWD/build"
   if [[ ! -e build/$1/CMakeCache.txt ]]; then is_new=1; fi
   for attempt in first second; do
     use_quick_tools

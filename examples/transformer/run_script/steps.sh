@@ -77,11 +77,6 @@ read_arguments() {
 }
 
 # --- build, with the packages that CMake finds missing --------------------------------------------------------------------
-# writable FOLDER: makes it, and ends unless a file can be written there.
-writable() {
-  { mkdir -p "$1" && echo > "$1/.writable" && rm "$1/.writable"; } 2> /dev/null ||
-    die "cannot write to '$1': is it read-only, or its disk full?"
-}
 # room FOLDER: megabytes left on its disk
 room() { df -Pm "$1" | sed -n '2s/  */ /gp' | cut -d ' ' -f 4; }
 # show_progress LOG: reads what the build prints, keeps it in LOG, and prints how far it is.
