@@ -93,9 +93,9 @@ function(fsdp_program name)
   endif()
 endfunction()
 
-# fsdp_mpi_test(<name> <executable> <ranks> [args...]): runs an executable under mpirun, with the settings that many
-# ranks on few cores need.
-function(fsdp_mpi_test name executable ranks)
+# fsdp_mpirun(<variable> <ranks>): the command that starts this number of ranks, with the settings that many ranks on few cores
+# need. The program follows it.
+function(fsdp_mpirun variable ranks)
   get_property(flags GLOBAL PROPERTY FSDP_MPIRUN_FLAGS)
   if(NOT flags)
     execute_process(COMMAND "${MPIEXEC_EXECUTABLE}" --version OUTPUT_VARIABLE version ERROR_VARIABLE version)
@@ -106,8 +106,13 @@ function(fsdp_mpi_test name executable ranks)
     endif()
     set_property(GLOBAL PROPERTY FSDP_MPIRUN_FLAGS "${flags}")
   endif()
-  add_test(NAME ${name} COMMAND "${MPIEXEC_EXECUTABLE}" ${flags} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
-                                "$<TARGET_FILE:${executable}>" ${ARGN})
+  set(${variable} "${MPIEXEC_EXECUTABLE}" ${flags} ${MPIEXEC_NUMPROC_FLAG} ${ranks} PARENT_SCOPE)
+endfunction()
+
+# fsdp_mpi_test(<name> <executable> <ranks> [args...]): runs an executable under mpirun
+function(fsdp_mpi_test name executable ranks)
+  fsdp_mpirun(mpirun ${ranks})
+  add_test(NAME ${name} COMMAND ${mpirun} "$<TARGET_FILE:${executable}>" ${ARGN})
   fsdp_test_properties(${name} ${executable})
   set_tests_properties(${name} PROPERTIES PROCESSORS ${ranks})
   set_property(TEST ${name} APPEND PROPERTY LABELS mpi)

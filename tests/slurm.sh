@@ -59,7 +59,7 @@ begin() {
   name=$1
   echo "max_iters = 1000000" > limit
   : > "$name.out"
-  job=$(OUT=$name sbatch --parsable --output="$name.out" --nodes=2 --ntasks-per-node=2 "$examples/nanogpt/train.sbatch" limit "${small[@]}")
+  job=$(OUT=$name sbatch --parsable --output="$name.out" --nodes=2 --ntasks-per-node=2 "$examples/nanogpt/deploy/train.sbatch" limit "${small[@]}")
   comes "does not train" says '^iter 6:' && check "$name: the ranks" says '^4 processes \(MPI\), '
 }
 # end_soon: whatever the job has done, it will do six iterations more.
@@ -119,7 +119,7 @@ fi
 name=retries
 printf '#!/bin/sh\nexit 75\n' > fails
 chmod +x fails
-job=$(NANOGPT=$PWD/fails OUT=$name RETRIES=1 sbatch --parsable --output="$name.out" --nodes=2 --ntasks-per-node=2 "$examples/nanogpt/train.sbatch")
+job=$(NANOGPT=$PWD/fails OUT=$name RETRIES=1 sbatch --parsable --output="$name.out" --nodes=2 --ntasks-per-node=2 "$examples/nanogpt/deploy/train.sbatch")
 comes "does not give up" is_in FAILED
 check "$name: was not retried" says '^slurm.sh: exit code 75; retry 1 of 1; the job is requeued$'
 check "$name: does not say why" says '^slurm.sh: exit code 75; the job has been retried 1 times in a row \(RETRIES=1\) and ends$'

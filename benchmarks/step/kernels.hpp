@@ -258,11 +258,13 @@ class Kernels {
     double const product = 2 * pairs * static_cast<double>(config.n_embd);
     report(
         "attention forward", 4 * elements * size,
-        [&] { layer.forward(stream_, pass, pass.mask, block.qkv, block.mixed, block.log_sums); }, 2 * product);
+        [&] { layer.forward(stream_, pass, pass.mask, block.qkv, block.attention_output, block.log_sums); },
+        2 * product);
     report(
         "attention backward", 8 * elements * size,
         [&] {
-          layer.backward(stream_, pass, pass.mask, block.qkv, block.mixed, block.log_sums, work.narrow, work.wide);
+          layer.backward(stream_, pass, pass.mask, block.qkv, block.attention_output, block.log_sums, work.narrow,
+                         work.wide);
         },
         5 * product);
     device_.synchronize(stream_);

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "examples/nanogpt/gpt.hpp"
+#include "examples/nanogpt/model.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/local.hpp"
 #include "marks.hpp"

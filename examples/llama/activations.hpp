@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fsdp/memory.hpp"
-#include "llama_config.hpp"
+#include "llama/llama_config.hpp"
 #include "transformer/attention/plan.hpp"
 #include "transformer/kernels/rms_norm.hpp"
 #include "transformer/layers/activation_plan.hpp"
@@ -27,15 +27,15 @@ inline AttentionShape attention_of(LlamaConfig const& config) { return {config.n
 template <class T>
 struct BlockActivations {
   using Real = GemmScalar<T>;
-  T* input = nullptr;         // (B T, C): residual stream before the block
-  T* qkv = nullptr;           // (B T, 3A): rotated, keys and values repeated for their group; backward overwrites it
-  T* mixed = nullptr;         // (B T, A): attention's result, before its projection
-  T* middle = nullptr;        // (B T, C): residual stream between attention and MLP
-  T* gate_up = nullptr;       // (B T, 2F): before SwiGLU; backward overwrites it
-  T* output = nullptr;        // (B T, C): residual stream after the block; the next block's input
-  float* log_sums = nullptr;  // FlashShape::statistics, where attention is flash attention
-  Real* scale_1 = nullptr;    // (B T): of the norm before attention
-  Real* scale_2 = nullptr;    // (B T): of the norm before the MLP
+  T* input = nullptr;  // (B T, C): residual stream before the block
+  T* qkv = nullptr;    // (B T, 3A): rotated, keys and values repeated for their group; backward overwrites it
+  T* attention_output = nullptr;  // (B T, A): attention's result, before its projection
+  T* residual = nullptr;          // (B T, C): residual stream between attention and MLP
+  T* gate_up = nullptr;           // (B T, 2F): before SwiGLU; backward overwrites it
+  T* output = nullptr;            // (B T, C): residual stream after the block; the next block's input
+  float* log_sums = nullptr;      // FlashShape::statistics, where attention is flash attention
+  Real* scale_1 = nullptr;        // (B T): of the norm before attention
+  Real* scale_2 = nullptr;        // (B T): of the norm before the MLP
 };
 
 /// Scratch that all layers share. Blocks and head never use theirs at the same time, so `wide` and attention's scores
@@ -60,7 +60,7 @@ class Activations {
   Activations(D const& device, fsdp::MemoryAccount& account, LlamaConfig const& config, ActivationPlan const& plan)
       : memory_(device, account, [&](Arena& kept, Arena& work) { lay_out(config, plan, kept, work); }) {}
 
-  BlockActivations<T> const& block(std::size_t layer) const { return blocks_[layer]; }
+  BlockActivations<T> const& block(std::int64_t layer) const { return blocks_[static_cast<std::size_t>(layer)]; }
   T* embedded() const { return blocks_.front().input; }    // (B T, C): the first block's input
   T* final_rows() const { return blocks_.back().output; }  // (B T, C): the last block's output
   T* gradient() const { return gradient_; }                // (B T, C): gradient of the residual stream
@@ -82,8 +82,8 @@ class Activations {
     blocks_.assign(static_cast<std::size_t>(config.num_hidden_layers), {});
     auto const take_cache = [&](BlockActivations<T>& block) { block.qkv = kept.take<T>(rows * 3 * queries); };
     lay_out_layers<T>(plan, kept, blocks_, rows * width, take_cache, [&](BlockActivations<T>& block) {
-      block.mixed = kept.take<T>(rows * queries);
-      block.middle = kept.take<T>(rows * width);
+      block.attention_output = kept.take<T>(rows * queries);
+      block.residual = kept.take<T>(rows * width);
       block.gate_up = kept.take<T>(rows * 2 * config.intermediate_size);
       if (statistics > 0) block.log_sums = kept.take<float>(statistics);
       block.scale_1 = kept.take<Real>(rows);

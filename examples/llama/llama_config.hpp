@@ -2,6 +2,7 @@
 // The shape of a Llama (Touvron et al., arXiv:2302.13971), with its parameter counts, FLOP and limits.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string_view>
 
@@ -11,6 +12,11 @@
 namespace llama {
 
 using namespace transformer;  // the parts that nanogpt and llama share
+
+/// Names of the linear layers of a block, in the order of their tensors.
+inline constexpr std::array<std::string_view, 7> linear_layers{
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj"};
 
 /// The shape of a model, by the names of HuggingFace's config.json. The defaults are CodeLlama-7B.
 struct LlamaConfig {

@@ -31,7 +31,7 @@ done
 build_program
 if [[ $model == "$work/small-model" && ! -e $model/model.safetensors ]]; then
   say "making a small model with random weights: $model"
-  "$repository/examples/llama/write_small_model.sh" "$model"
+  "$repository/examples/llama/formats/write_small_model.sh" "$model"
 fi
 prepare_text "_$(cat "$model"/tokenizer.* | sha256sum | cut -c1-8)" --model="$model" # a tokenizer has token files of its own
 train --model="$model" ${small[@]+"${small[@]}"}

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fsdp/memory.hpp"
-#include "gpt_config.hpp"
+#include "nanogpt/gpt_config.hpp"
 #include "transformer/attention/plan.hpp"
 #include "transformer/kernels/row_kernels.hpp"
 #include "transformer/layers/activation_plan.hpp"
@@ -31,13 +31,13 @@ struct NormStatistics {
 template <class T>
 struct BlockActivations {
   using Real = GemmScalar<T>;
-  T* input = nullptr;         // (B T, C): residual stream before the block
-  T* qkv = nullptr;           // (B T, 3C)
-  T* mixed = nullptr;         // (B T, C): attention's result, before its projection
-  T* middle = nullptr;        // (B T, C): residual stream between attention and MLP
-  T* hidden = nullptr;        // (B T, 4C): before GELU; backward overwrites it
-  T* output = nullptr;        // (B T, C): residual stream after the block; the next block's input
-  float* log_sums = nullptr;  // FlashShape::statistics, where attention is flash attention
+  T* input = nullptr;             // (B T, C): residual stream before the block
+  T* qkv = nullptr;               // (B T, 3C)
+  T* attention_output = nullptr;  // (B T, C): attention's result, before its projection
+  T* residual = nullptr;          // (B T, C): residual stream between attention and MLP
+  T* hidden = nullptr;            // (B T, 4C): before GELU; backward overwrites it
+  T* output = nullptr;            // (B T, C): residual stream after the block; the next block's input
+  float* log_sums = nullptr;      // FlashShape::statistics, where attention is flash attention
   NormStatistics<Real> norm_1, norm_2;
 };
 
@@ -71,7 +71,7 @@ class Activations {
   Activations(D const& device, fsdp::MemoryAccount& account, GptConfig const& config, ActivationPlan const& plan)
       : memory_(device, account, [&](Arena& kept, Arena& work) { lay_out(config, plan, kept, work); }) {}
 
-  BlockActivations<T> const& block(std::size_t layer) const { return blocks_[layer]; }
+  BlockActivations<T> const& block(std::int64_t layer) const { return blocks_[static_cast<std::size_t>(layer)]; }
   T* embedded() const { return blocks_.front().input; }    // (B T, C): the first block's input
   T* final_rows() const { return blocks_.back().output; }  // (B T, C): the last block's output
   T* gradient() const { return gradient_; }                // (B T, C): gradient of the residual stream
@@ -92,8 +92,8 @@ class Activations {
     blocks_.assign(static_cast<std::size_t>(config.n_layer), {});
     auto const take_cache = [&](BlockActivations<T>& block) { block.qkv = kept.take<T>(rows * 3 * width); };
     lay_out_layers<T>(plan, kept, blocks_, rows * width, take_cache, [&](BlockActivations<T>& block) {
-      block.mixed = kept.take<T>(rows * width);
-      block.middle = kept.take<T>(rows * width);
+      block.attention_output = kept.take<T>(rows * width);
+      block.residual = kept.take<T>(rows * width);
       block.hidden = kept.take<T>(rows * 4 * width);
       if (statistics > 0) block.log_sums = kept.take<float>(statistics);
       block.norm_1 = take_statistics(kept, rows);

@@ -14,14 +14,14 @@
 #include <vector>
 
 #include "fsdp/engine.hpp"
-#include "gpt.hpp"
-#include "gpt_config.hpp"
-#include "saved_model.hpp"
-#include "start.hpp"
+#include "nanogpt/deploy/work.hpp"
+#include "nanogpt/formats/saved_model.hpp"
+#include "nanogpt/formats/start.hpp"
+#include "nanogpt/gpt_config.hpp"
+#include "nanogpt/model.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/training/preparation.hpp"
 #include "transformer/weights/engine_weights.hpp"
-#include "work.hpp"
 
 namespace nanogpt {
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# README's example is the loop of examples/mlp; docs/libtorch.md has the difference of two trainers; every file and folder that README and docs/ link to exists;
-# each function in the walks of docs/concepts.md is in its file.
+# README's example is the loop of examples/mlp; docs/libtorch.md has the difference of two trainers; every file, folder and heading that README and docs/ link to, and
+# every path in them, exists; each function in the walks of docs/concepts.md is in its file.
 set -euo pipefail
 cd "${FSDP_SOURCE:-$(dirname "$0")/../..}"
 loop=$(sed -n '/\[README\]/,/\[README\]/p' examples/mlp/train.hpp | sed '1d;$d' | sed 's/^  //')
@@ -22,10 +22,23 @@ while read -r function file; do
     { echo "docs/concepts.md: include/fsdp/$file has no $scope"; failed=1; }
   grep -qE "\b$name(\(| = |;)" "include/fsdp/$file" || { echo "docs/concepts.md: include/fsdp/$file has no $function"; failed=1; }
 done <<<"$walks"
-for page in README.md CONTRIBUTING.md docs/*.md docs/adr/*.md; do
+# The names under which a browser finds the headings of a page, a line each.
+anchors() {
+  awk '/^ *```/ { fence = !fence } !fence && /^#/' "$1" | sed -E 's/^#+ +//; s/\[([^]]*)\]\([^)]*\)/\1/g' | tr 'A-Z ' 'a-z-' | tr -cd 'a-z0-9_\n-'
+}
+links=0
+for page in README.md CONTRIBUTING.md docs/*.md docs/adr/*.md examples/*/README.md; do
   while read -r target; do
-    [[ $target == *://* || $target == \#* ]] && continue
-    [[ -e $(dirname "$page")/${target%%#*} ]] || { echo "$page links to $target, which does not exist"; failed=1; }
+    [[ $target == *://* ]] && continue
+    links=$((links + 1)) file=$page
+    [[ $target == \#* ]] || file=$(dirname "$page")/${target%%#*}
+    [[ -e $file ]] || { echo "$page links to $target, which does not exist"; failed=1; continue; }
+    [[ $target != *#* ]] || grep -qxF -- "${target#*#}" <<<"$(anchors "$file")" || { echo "$page links to $target, a heading that does not exist"; failed=1; }
   done < <(grep -oE '\]\([^) ]+\)' "$page" | sed -E 's/^\]\(//; s/\)$//')
 done
+while read -r where; do
+  path=$(sed -E 's/.*`([^`]+)`$/\1/' <<<"$where")
+  [[ -e $path || $path == */NAME ]] || { echo "$where, which does not exist"; failed=1; }
+done < <(grep -noE '`(benchmarks|cmake|docs|examples|include|tests)/[A-Za-z0-9_./-]+`' README.md CONTRIBUTING.md docs/*.md docs/adr/*.md examples/*/README.md)
+((links > 200)) || { echo "only $links links were found"; failed=1; }
 exit $failed

@@ -33,7 +33,7 @@ if command -v ccache >/dev/null; then compile=(ccache "$clang"); fi
 level=-O0 # compiling takes longest, unless there is much to run
 if ((runs > 50000)); then level=-O1; fi
 flags=(-std=c++20 $level -g1 -fsanitize=address,undefined -fno-sanitize-recover=all
-  -I"$source" -I"$source/include" -I"$source/examples" -I"$source/examples/nanogpt")
+  -I"$source" -I"$source/include" -I"$source/examples")
 . "$source/tests/support/libraries.sh"
 find_fmt_library "$clang"
 flags+=("${fmt_define:--DFMT_HEADER_ONLY}")
@@ -43,7 +43,7 @@ compile() { "${compile[@]}" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$1.cpp" 
 together() { # together NAME FILE...: one source of them all
   printf '#include "%s"\n' "${@:2}" >"$1.cpp"
 }
-sources=(rows.cpp llama/{adapter_files,config_json,weights}.cpp transformer/run/{table,choices,checks,common_rows,variants}.cpp
+sources=(nanogpt/settings.cpp llama/formats/{adapter_files,config_json,weights}.cpp transformer/run/{table,choices,checks,common_rows,variants}.cpp
   transformer/data/{dataset,row_index,token_file,token_shards,excerpt,new_file,input_file,json_line,pickle}.cpp
   transformer/tokenizer/{byte_alphabet,byte_pair,characters,marked_texts,merges,sentence_piece,sentence_piece_model,token_list,tokenizer,tokenizer_config,tokenizer_folder,tokenizer_json,utf8,words}.cpp)
 together inputs "${sources[@]}"

@@ -48,8 +48,8 @@ else
   cat >"$library" <<'EOF'
 #include "fsdp/local.hpp"
 #include "fsdp/cuda.hpp"
-#include "layers_cuda.hpp"
-#include "rank.hpp"
+#include "nanogpt/instances/layers_cuda.hpp"
+#include "nanogpt/instances/rank.hpp"
 #include "fsdp/communicator.hpp"
 namespace transformer {
 using Gpu = fsdp::cuda::Device;
@@ -59,10 +59,10 @@ template fsdp::AnyCommunicator<Gpu>::AnyCommunicator(fsdp::local::Communicator<G
 }  // namespace transformer
 EOF
   for architecture in "${architectures[@]}"; do
-    for source in "$root"/examples/nanogpt/layers_cuda.cu "$library"; do
+    for source in "$root"/examples/nanogpt/instances/layers_cuda.cu "$library"; do
       ptx=$work/$(basename "$source" .cu).$architecture.ptx
       "$nvcc" -std=c++20 -DFSDP_FMT_LIBRARY=1 -DFMT_USE_CONSTEXPR=1 -arch="compute_$architecture" -I"$root/include" \
-        -I"$root/examples" -I"$root/examples/nanogpt" "${fmt[@]}" -ptx -o "$ptx" "$source"
+        -I"$root/examples" "${fmt[@]}" -ptx -o "$ptx" "$source"
       modules+=("$ptx")
     done
   done

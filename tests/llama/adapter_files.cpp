@@ -3,7 +3,7 @@
 //
 // links: llama_models
 // skip-tsan
-#include "llama/adapter_files.hpp"
+#include "llama/formats/adapter_files.hpp"
 
 #include <cstdint>
 #include <functional>

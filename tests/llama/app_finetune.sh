@@ -13,7 +13,7 @@ support=$(cd "$(dirname "${BASH_SOURCE[0]}")/../support" && pwd)
 . "$support/script.sh"
 
 llama=$1/examples/llama/llama
-write_small_model=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../examples/llama" && pwd)/write_small_model.sh
+write_small_model=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../examples/llama/formats" && pwd)/write_small_model.sh
 enter "$llama"
 export OPENBLAS_NUM_THREADS=1
 for seed in 1 2; do "$1/tests/llama_write_folder" random model$seed $seed || fail "write_folder"; done

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "llama/config_json.hpp"
+#include "llama/formats/config_json.hpp"
 #include "llama/llama_config.hpp"
 #include "tests/catch.hpp"
 

@@ -18,9 +18,9 @@
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host.hpp"
 #include "fsdp/local.hpp"
-#include "llama/layers_host.hpp"
-#include "llama/llama.hpp"
+#include "llama/instances/layers_host.hpp"
 #include "llama/llama_config.hpp"
+#include "llama/model.hpp"
 #include "tests/golden/formulas.hpp"
 
 namespace llama_golden {

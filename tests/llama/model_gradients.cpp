@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "llama/llama.hpp"
+#include "llama/model.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/model_support.hpp"
 #include "transformer/math/gemm_host.hpp"

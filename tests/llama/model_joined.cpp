@@ -21,14 +21,14 @@ using Vector = std::vector<double>;
 constexpr std::int64_t rows = 5, in = 3, outs[] = {4, 2, 1}, all = 7;
 
 template <class E>
-transformer::JoinedMatrices<E, 3> matrices_in(auto& storage, std::int64_t gap) {
-  transformer::JoinedMatrices<E, 3> matrices;
+transformer::JoinedLinear<E, 3> layers_in(auto& storage, std::int64_t gap) {
+  transformer::JoinedLinear<E, 3> layers;
   std::int64_t at = 0;
   for (std::size_t i = 0; i < 3; at += outs[i++] * in + gap) {
-    matrices[i].data = storage.data() + at;
-    matrices[i].extents = {outs[i], in};
+    layers.weights[i].data = storage.data() + at;
+    layers.weights[i].extents = {outs[i], in};
   }
-  return matrices;
+  return layers;
 }
 
 Vector numbers(std::int64_t count, double start) {
@@ -51,21 +51,22 @@ std::vector<Vector> joined(std::int64_t gap, bool fresh, bool one_is_frozen) {
   transformer::Gemm<fsdp::host::Device> gemm(device);
   auto const together = numbers(all * in, 1.0), x = numbers(rows * in, 2.0), dy = numbers(rows * all, 3.0);
   Vector w(static_cast<std::size_t>(all * in + 2 * gap), std::nan("")), dw(w.size(), 0.5);
-  auto const matrices = matrices_in<double>(w, gap);
-  auto gradients = matrices_in<fsdp::Gradient<double>>(dw, gap);
+  auto const layers = layers_in<double>(w, gap);
+  auto gradients = layers_in<fsdp::Gradient<double>>(dw, gap);
   std::int64_t at = 0;
-  transformer::JoinedMatrices<double const, 3> constant;
+  transformer::JoinedLinear<double const, 3> constant;
   for (std::size_t i = 0; i < 3; at += outs[i++] * in) {
-    std::copy_n(together.data() + at, outs[i] * in, matrices[i].data);
-    constant[i] = {matrices[i].data, matrices[i].extents};
-    gradients[i].fresh = fresh;
+    std::copy_n(together.data() + at, outs[i] * in, layers.weights[i].data);
+    constant.weights[i] = {layers.weights[i].data, layers.weights[i].extents};
+    gradients.weights[i].fresh = fresh;
   }
-  if (one_is_frozen) gradients[1].data = nullptr;
-  CHECK(transformer::side_by_side(constant) == (gap == 0));
+  if (one_is_frozen) gradients.weights[1].data = nullptr;
+  CHECK(constant.side_by_side() == (gap == 0));
   Vector y(rows * all), dx(rows * in);
-  transformer::joined_linear(gemm, stream, rows, x.data(), constant, y.data());
-  transformer::joined_input_gradient(gemm, stream, rows, dy.data(), constant, dx.data());
-  transformer::joined_weight_gradient(gemm, stream, rows, x.data(), dy.data(), gradients);
+  transformer::Adapters<fsdp::host::Device, double> const no_adapters;
+  transformer::LinearPass<fsdp::host::Device, double> const pass{device, stream, gemm, no_adapters, nullptr, rows};
+  transformer::joined_linear(pass, constant, x.data(), y.data());
+  transformer::joined_linear_backward(pass, constant, gradients, x.data(), dy.data(), dx.data());
   device.synchronize(stream);
   Vector whole;
   at = 0;

@@ -20,8 +20,8 @@
 
 #include "fsdp/safetensors.hpp"
 #include "fsdp/tensor.hpp"
-#include "llama/config_json.hpp"
-#include "llama/weights.hpp"
+#include "llama/formats/config_json.hpp"
+#include "llama/formats/weights.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/temporary_folder.hpp"

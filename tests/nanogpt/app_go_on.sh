@@ -12,8 +12,8 @@ set -uo pipefail
 
 . "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/../support/mpirun.sh"
-. "$(dirname "${BASH_SOURCE[0]}")/../../examples/nanogpt/go_on.sh"
-script=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../examples/nanogpt" && pwd)/go_on.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../../examples/nanogpt/deploy/go_on.sh"
+script=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../examples/nanogpt/deploy" && pwd)/go_on.sh
 
 nanogpt=$1/examples/nanogpt/nanogpt
 if ! command -v mpirun > /dev/null || [[ $(ldd "$nanogpt" 2> /dev/null) != *libmpi* || $(mpirun --version) != *"Open MPI"* ]]; then

@@ -7,7 +7,7 @@
 #   app_plan.sh BINARY_DIR
 set -uo pipefail
 
-hardware=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../examples/nanogpt/hardware" && pwd)/dgx_h100.txt
+hardware=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../examples/nanogpt/deploy/hardware" && pwd)/dgx_h100.txt
 . "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
 
 nanogpt=$1/examples/nanogpt/nanogpt

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "fsdp/detail/checkpoint/manifest.hpp"
-#include "start.hpp"
+#include "nanogpt/formats/start.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/temporary_folder.hpp"

@@ -4,7 +4,7 @@
 // skip-sanitizers
 #include "transformer/run/table.cpp"  // NOLINT: tests what the program is made of
 
-#include "rows.cpp"                         // NOLINT
+#include "nanogpt/settings.cpp"             // NOLINT
 #include "transformer/report/metrics.cpp"   // NOLINT
 #include "transformer/run/checks.cpp"       // NOLINT
 #include "transformer/run/choices.cpp"      // NOLINT

@@ -75,7 +75,7 @@ for kill in $(seq "${FSDP_KILLS:-100}"); do
   : >output
   hosts=$(machine_address 0):2,$(machine_address 1):2
   setsid bash -c '. "$1"; machines_folder=$2; shift 2; machines_run "2 2" "$@"' kills "$here/../support/machines.sh" "$machines_folder" \
-    env OMPI_MCA_plm_rsh_agent="$PWD/agent" "$here/../../examples/nanogpt/go_on.sh" --hosts="$hosts" --least=2 --grace=1 --kill-after=1 \
+    env OMPI_MCA_plm_rsh_agent="$PWD/agent" "$here/../../examples/nanogpt/deploy/go_on.sh" --hosts="$hosts" --least=2 --grace=1 --kill-after=1 \
     mpirun -- "$nanogpt" train "${small[@]}" --out_dir=out >output 2>&1 &
   run=$!
   wait_within 60 begun || fail "kill $kill ($kind): the run did not begin"

@@ -3,7 +3,7 @@
 // timeout: 470
 // links: nanogpt_layers_cuda
 #include "fsdp/cuda.hpp"
-#include "layers_cuda.hpp"
+#include "nanogpt/instances/layers_cuda.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/gpu.hpp"
 #include "tests/nanogpt/attention_support.hpp"

@@ -7,7 +7,7 @@
 set -uo pipefail
 
 source_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-scripts=$source_folder/examples/nanogpt
+scripts=$source_folder/examples/nanogpt/deploy
 work=$(mktemp -d)
 cd "$work" || exit 1
 . "$source_folder/tests/support/script.sh"

@@ -53,7 +53,7 @@ grep -oE '\$\{[A-Z_]+' "$source/examples/transformer/launch/start_ranks.sh" | tr
 
 for manifest in jobset trainjob elasticjob; do
   checks=$((checks + 1))
-  if ! python3 read.py "$source/examples/nanogpt/kubernetes/$manifest.yaml" > output 2>&1; then
+  if ! python3 read.py "$source/examples/nanogpt/deploy/kubernetes/$manifest.yaml" > output 2>&1; then
     fail "$manifest.yaml cannot be read"
     continue
   fi
@@ -70,7 +70,7 @@ for manifest in jobset trainjob elasticjob; do
   if [[ $manifest != elasticjob ]]; then
     check "$manifest: does not run the entry point" test "${command[0]##*/}" = start_ranks.sh -a -x "$source/examples/transformer/launch/start_ranks.sh"
     check "$manifest: no hook that asks the ranks to stop" \
-      grep -qF 'command: [/bin/kill, -USR1, "1"]' "$source/examples/nanogpt/kubernetes/$manifest.yaml"
+      grep -qF 'command: [/bin/kill, -USR1, "1"]' "$source/examples/nanogpt/deploy/kubernetes/$manifest.yaml"
   fi
   for name in $(sed -n 's/^variable //p' read); do
     check "$manifest: nothing reads $name" grep -qx "$name" variables

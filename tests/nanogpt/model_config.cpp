@@ -6,8 +6,8 @@
 #include <set>
 #include <string>
 
-#include "gpt.hpp"
-#include "gpt_config.hpp"
+#include "nanogpt/gpt_config.hpp"
+#include "nanogpt/model.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/model_support.hpp"
 #include "transformer/math/gemm_host.hpp"

@@ -8,8 +8,8 @@
 
 #include "fsdp/cuda.hpp"
 #include "fsdp/host.hpp"
-#include "layers_cuda.hpp"
-#include "layers_host.hpp"
+#include "nanogpt/instances/layers_cuda.hpp"
+#include "nanogpt/instances/layers_host.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/gpu.hpp"
 #include "tests/nanogpt/training.hpp"

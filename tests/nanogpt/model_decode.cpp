@@ -12,7 +12,7 @@
 #include <random>
 #include <vector>
 
-#include "gpt.hpp"
+#include "nanogpt/model.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/model_support.hpp"
 #include "transformer/math/gemm_host.hpp"

@@ -24,7 +24,7 @@
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host.hpp"
 #include "fsdp/local.hpp"
-#include "gpt.hpp"
+#include "nanogpt/model.hpp"
 #include "tests/catch.hpp"
 #include "tests/golden/formulas.hpp"
 #include "tests/golden/gpt2_tiny.hpp"
@@ -236,7 +236,9 @@ TEST_CASE("training is PyTorch's, with either GELU, under every strategy", "[nan
   check_cells(fsdp::testing::all_pairs(axes));
 }
 
-TEST_CASE("training is PyTorch's in every combination", "[.][golden-grid]") { check_cells(fsdp::testing::all_rows(axes)); }
+TEST_CASE("training is PyTorch's in every combination", "[.][golden-grid]") {
+  check_cells(fsdp::testing::all_rows(axes));
+}
 
 TEST_CASE("initial values are GPT-2's, narrower where layers add to the residual stream", "[nanogpt][model][golden]") {
   Tensors tensors;

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "gpt.hpp"
+#include "nanogpt/model.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/model_support.hpp"
 #include "tests/support/sanitized.hpp"

@@ -15,7 +15,7 @@
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host.hpp"
 #include "fsdp/local.hpp"
-#include "gpt.hpp"
+#include "nanogpt/model.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/training.hpp"
 #include "tests/nanogpt/tunings.hpp"

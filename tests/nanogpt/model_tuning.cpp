@@ -19,7 +19,7 @@
 #include "fsdp/full_state.hpp"
 #include "fsdp/host.hpp"
 #include "fsdp/local.hpp"
-#include "gpt.hpp"
+#include "nanogpt/model.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/tunings.hpp"
 #include "tests/support/descend.hpp"

@@ -4,7 +4,7 @@
 // nvcc-full
 // links: nanogpt_layers_cuda
 #include "fsdp/cuda.hpp"
-#include "layers_cuda.hpp"
+#include "nanogpt/instances/layers_cuda.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/gpu.hpp"
 #include "tests/nanogpt/training.hpp"

@@ -11,7 +11,7 @@
 
 #include "fsdp/fsdp.hpp"
 #include "fsdp/local.hpp"
-#include "gpt.hpp"
+#include "nanogpt/model.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/shard_group.hpp"
 

@@ -45,14 +45,14 @@ END
 chmod +x bin/*
 export PATH=$PWD/bin:$PATH SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=2 SLURM_NTASKS=8 NANOGPT=trainer LLAMA=trainer OUT=out
 unset SLURM_CPUS_PER_TASK SLURM_GPUS_ON_NODE RETRIES EXAMPLES
-describe() { echo "JobId=7 JobState=$1 NumNodes=2 NumCPUs=16 NumTasks=4 CPUs/Task=3 Command=$examples/nanogpt/train.sbatch" > job; }
+describe() { echo "JobId=7 JobState=$1 NumNodes=2 NumCPUs=16 NumTasks=4 CPUs/Task=3 Command=$examples/nanogpt/deploy/train.sbatch" > job; }
 describe RUNNING
 
 # ends CODE REQUEUED [COMMAND...]: the script (by default train.sbatch) must end so, with the trainer's code in `code`.
 ends() {
   local expected=$1 requeued=$2 ended
   shift 2
-  if (($# == 0)); then set -- bash "$examples/nanogpt/train.sbatch" limit --threads=1; fi
+  if (($# == 0)); then set -- bash "$examples/nanogpt/deploy/train.sbatch" limit --threads=1; fi
   : > calls
   "$@" > output 2>&1
   ended=$?
@@ -130,15 +130,15 @@ check "prints no help" grep -q "slurm.sh fewer JOB NODES" output
 
 # llama's script divides a batch.
 echo 0 > code
-echo "JobId=7 JobState=RUNNING NumTasks=2 Command=$examples/llama/finetune.sbatch --max_iters=9" > job
+echo "JobId=7 JobState=RUNNING NumTasks=2 Command=$examples/llama/deploy/finetune.sbatch --max_iters=9" > job
 export MODEL=model DATASET=d TOTAL_BATCH_SIZE=16
-ends 0 0 bash "$examples/llama/finetune.sbatch" --max_iters=9
+ends 0 0 bash "$examples/llama/deploy/finetune.sbatch" --max_iters=9
 check "llama's arguments" test "$(< arguments)" = \
   "train --model=model --dataset=d --out_dir=out --init_from=auto --gradient_accumulation_steps=4 --batch_size=4 --max_iters=9"
-TOTAL_BATCH_SIZE=10 ends 2 0 bash "$examples/llama/finetune.sbatch"
+TOTAL_BATCH_SIZE=10 ends 2 0 bash "$examples/llama/deploy/finetune.sbatch"
 check "llama's batch" grep -q "expected a multiple of BATCH_SIZE_PER_DEVICE (4), got 10" output
 unset SLURM_JOB_ID
-for script in nanogpt/train llama/finetune; do
+for script in nanogpt/deploy/train llama/deploy/finetune; do
   bash "$examples/$script.sbatch" > output 2>&1 && fail "$script ran without Slurm"
   check "$script without Slurm" grep -q "SLURM_JOB_ID: is set by Slurm: submit this script with sbatch" output
 done

@@ -36,6 +36,8 @@ namespace transformer {
 ///   template <class D, class T> using Context;   // a LayerContext
 ///   static DecoderShape shape(Config const&);
 ///   static constexpr std::string_view embedding, blocks, head;  // prefixes of tensor names; a block's: "blocks.3"
+///   static void forward(Decoder&, Pass const&, std::int32_t const* tokens, End const&);  // calls the layers in order
+///   static void backward(Decoder&, Pass const&, std::int32_t const* tokens, Evaluate const&, double gradient_scale);
 /// @endcode
 /// @note Collective: every member function that computes is called by all ranks, with data of their own.
 template <class E, class M>
@@ -83,6 +85,20 @@ class Decoder {
   ActivationPlan const& plan() const { return plan_; }
   Tuning const& tuning() const { return options_.tuning; }
 
+  // The layers, for M::forward and M::backward.
+  std::int64_t layers() const { return shape_.layers; }
+  auto& embedding() { return embedding_; }
+  auto& block(std::int64_t layer) { return blocks_[static_cast<std::size_t>(layer)]; }
+  auto& head() { return head_; }
+  typename M::template Activations<Device, T> const& activations() const { return activations_; }
+  /// Before the backward of a segment's last layer: computes the segment's activations again, but the last output, which
+  /// nothing needs any more. Does nothing before other layers.
+  void recompute_segment(Pass const& pass, std::int64_t layer) {
+    if (plan_.segment == 1 || !plan_.recomputes(layer) || layer != plan_.last_of_segment(layer)) return;
+    for (auto below = plan_.first_of_segment(layer); below <= layer; ++below)
+      block(below).recompute(pass, activations_.block(below), below == layer ? Forward::without_output : Forward::all);
+  }
+
   /// One micro-step: adds the gradients of loss_weight * mean cross-entropy to the parameters' gradients, and that loss
   /// to what read_loss() gives.
   /// @param tokens, targets  (B, T), in host memory; free to change once the call returns
@@ -96,16 +112,8 @@ class Decoder {
     pass.mask = {plan_.dropout, options_.seed, mask_step_++, 0};
     pass.sequence = mask_sequence_;
     auto const ids = upload(tokens, targets, pass);
-    forward(pass, ids, Normalise{});
-
-    T* const gradient = activations_.gradient();
-    head_.backward(pass, activations_.final_rows(), activations_.final_norm(),
-                   Evaluate{ids.targets, train_loss(), loss_weight}, loss_weight, gradient_scale, gradient);
-    for (auto layer = shape_.layers; layer-- > 0;) {
-      if (plan_.segment > 1 && plan_.recomputes(layer) && layer == plan_.last_of_segment(layer)) recompute(pass, layer);
-      block(layer).backward(pass, activations_.block(static_cast<std::size_t>(layer)), gradient);
-    }
-    embedding_.backward(pass, ids.tokens, gradient);
+    M::forward(*this, pass, ids.tokens, Normalise{});
+    M::backward(*this, pass, ids.tokens, Evaluate{ids.targets, train_loss(), loss_weight}, gradient_scale);
     feed_.release(engine_.compute());
   }
 
@@ -134,7 +142,7 @@ class Decoder {
     auto const scope = engine_.evaluation();
     Pass const pass = whole_pass();
     auto const ids = upload(tokens, targets, pass);
-    forward(pass, ids, Evaluate{ids.targets, evaluation_loss(), weight});
+    M::forward(*this, pass, ids.tokens, Evaluate{ids.targets, evaluation_loss(), weight});
     feed_.release(engine_.compute());
     ++evaluations_;
   }
@@ -171,7 +179,7 @@ class Decoder {
     pass.position = cached_;
     pass.capacity = capacity();
     T* const logits = sampled_.template as<T>();
-    forward(pass, upload(tokens, nullptr, pass), Sample<T>{logits});
+    M::forward(*this, pass, upload(tokens, nullptr, pass).tokens, Sample<T>{logits});
     feed_.release(engine_.compute());
     cached_ = pass.position + count;
 
@@ -195,7 +203,6 @@ class Decoder {
   using Head = typename M::template Head<Device, T>;
 
   E& engine() { return engine_; }
-  typename M::template Activations<Device, T> const& activations() const { return activations_; }
 
  private:
   static DecoderShape checked_shape(Config const& config, Tuning const& tuning) {
@@ -225,14 +232,6 @@ class Decoder {
     return blocks;
   }
 
-  auto& block(std::int64_t layer) { return blocks_[static_cast<std::size_t>(layer)]; }
-  /// Computes the activations of a segment again. @param last  its last layer, whose output nothing needs any more
-  void recompute(Pass const& pass, std::int64_t last) {
-    for (auto layer = plan_.first_of_segment(last); layer <= last; ++layer)
-      block(layer).recompute(pass, activations_.block(static_cast<std::size_t>(layer)),
-                             layer == last ? Forward::without_output : Forward::all);
-  }
-
   double* train_loss() const { return scalars_.template as<double>(); }
   double* evaluation_loss() const { return scalars_.template as<double>() + 1; }
 
@@ -247,14 +246,6 @@ class Decoder {
   Ids upload(std::int32_t const* tokens, std::int32_t const* targets, Pass const& pass) {
     cached_ = 0;  // the qkv buffers are about to change
     return feed_.upload(engine_.compute(), tokens, targets, pass.rows());
-  }
-  /// A pass through all layers. @param end  what the head does
-  template <class End>
-  void forward(Pass const& pass, Ids const& ids, End const& end) {
-    embedding_.forward(pass, ids.tokens, activations_.embedded());
-    for (std::size_t layer = 0; layer < blocks_.size(); ++layer)
-      blocks_[layer].forward(pass, activations_.block(layer));
-    head_.forward(pass, activations_.final_rows(), activations_.final_norm(), end);
   }
   double take(double* sum) {
     context_.device.copy_async(engine_.compute(), taken_.data(), sum, sizeof(double));

@@ -34,7 +34,7 @@ check_setting() {
       [[ -f $1 && -r $1 ]] || die "'$1' is neither a config file nor a setting (--name=value)"
     fi
   elif [[ $1 != --* || ! $name =~ ^[a-z0-9_]+$ ]] ||
-    ! grep -qE "\"$name\", &S::|former_name = \"$name\";" "$repository/examples/$program/rows.cpp" "$repository/examples/transformer/run/common_rows.cpp"; then
+    ! grep -qE "\"$name\", &S::|former_name = \"$name\";" "$repository/examples/$program/settings.cpp" "$repository/examples/transformer/run/common_rows.cpp"; then
     die "unknown setting '${1%%=*}': '$program train --help' and docs/$program.md list them"
   fi
   settings+=("$1")
@@ -176,7 +176,7 @@ train() {
   if [[ -n $hosts ]]; then ranks=$all how="$all processes on $hosts, by mpirun"; fi
   if [[ -n $least ]]; then
     ((${#launch[@]})) || die "--least needs ranks that are processes: $how"
-    . "$repository/examples/nanogpt/go_on.sh"
+    . "$repository/examples/nanogpt/deploy/go_on.sh"
     launch=(go_on --ranks="$ranks" --least="$least" ${hosts:+--hosts="$hosts"} "${launch[0]}" "${launch[@]:3}" --)
   fi
   # The type that is fastest here, which the trainer measures: as a config file, which one of the caller's may overrule.

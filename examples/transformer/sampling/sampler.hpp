@@ -26,7 +26,7 @@
 #include "transformer/sampling/continuation.hpp"
 #include "transformer/sampling/next_token.hpp"
 #include "transformer/sampling/request.hpp"
-#include "transformer/training/trainer.hpp"
+#include "transformer/training/engine_options.hpp"
 
 namespace transformer {
 

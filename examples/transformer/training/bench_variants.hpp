@@ -18,9 +18,9 @@
 #include "transformer/run/bench.hpp"
 #include "transformer/run/table.hpp"
 #include "transformer/run/variants.hpp"
+#include "transformer/train.hpp"
 #include "transformer/training/planned_bytes.hpp"
 #include "transformer/training/preparation.hpp"
-#include "transformer/training/trainer.hpp"
 
 namespace transformer {
 

@@ -26,8 +26,8 @@
 #include "transformer/run/choices.hpp"
 #include "transformer/run/table.hpp"
 #include "transformer/run/variants.hpp"
+#include "transformer/training/engine_options.hpp"
 #include "transformer/training/planned_run.hpp"
-#include "transformer/training/trainer.hpp"
 
 namespace transformer {
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -22,14 +23,14 @@
 #include "transformer/run/bench.hpp"
 #include "transformer/run/pieces.hpp"
 #include "transformer/sampling/sampler.hpp"
+#include "transformer/train.hpp"
 #include "transformer/training/bench_variants.hpp"
 #include "transformer/training/header.hpp"
 #include "transformer/training/introduction.hpp"
 #include "transformer/training/load.hpp"
-#include "transformer/training/loop.hpp"
 #include "transformer/training/preparation.hpp"
 #include "transformer/training/samples.hpp"
-#include "transformer/training/trainer.hpp"
+#include "transformer/training/session.hpp"
 
 namespace transformer {
 
@@ -126,7 +127,13 @@ int run_rank_of(C world, Job const& job) {
     }
     auto const hosts = count_hosts(trainer.engine().world());
     if (first) run_log->write(log_line(run_header(trainer, resolved, ready, hosts)));
-    return TrainingLoop(trainer, resolved, ready, *log, *run_log, *trace).run();
+    Session session(trainer, resolved, ready, *log, *run_log, *trace);
+    try {
+      return train(trainer, resolved.settings, session);
+    } catch (std::exception const& error) {
+      session.log_error(error.what());
+      throw;
+    }
   }
   return 0;
 }

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "fsdp/error.hpp"
-#include "llama/adapter_files.hpp"
-#include "llama/config_json.hpp"
+#include "llama/formats/adapter_files.hpp"
+#include "llama/formats/config_json.hpp"
 #include "tests/fuzz/targets/changed.hpp"
 #include "tests/support/tokenizer_files.hpp"
 #include "transformer/tokenizer/tokenizer_folder.hpp"

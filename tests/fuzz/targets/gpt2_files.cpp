@@ -17,10 +17,10 @@
 #include "tests/fuzz/targets/changed.hpp"
 #include "transformer/weights/weights_folder.hpp"
 // One compile unit: what reads JSON takes long to compile.
-#include "gpt2/config_json.cpp"
-#include "gpt2/llm_c.cpp"
-#include "gpt2/tensor_names.cpp"
-#include "model_json.cpp"
+#include "nanogpt/formats/gpt2/config_json.cpp"
+#include "nanogpt/formats/gpt2/llm_c.cpp"
+#include "nanogpt/formats/gpt2/tensor_names.cpp"
+#include "nanogpt/formats/model_json.cpp"
 #include "transformer/weights/weights_folder.cpp"
 
 namespace {

@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "llama/config_json.hpp"
-#include "llama/weights.hpp"
+#include "llama/formats/config_json.hpp"
+#include "llama/formats/weights.hpp"
 #include "tests/llama/folders/stories.hpp"
 #include "tests/support/tokenizer_files.hpp"
 #include "transformer/data/window_order.hpp"

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank of nanogpt; rank_host.cpp and rank_cuda.cu instantiate it.
+#pragma once
+
+#include <utility>
+
+#include "nanogpt/program.hpp"
+#include "transformer/training/rank.hpp"
+
+namespace transformer {
+
+template <class P, fsdp::Communicator C>
+int run_rank(C world, Job const& job) {
+  return run_rank_of<nanogpt::Program, P>(std::move(world), job);
+}
+
+}  // namespace transformer
