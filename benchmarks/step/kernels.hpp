@@ -236,7 +236,7 @@ class Kernels {
     nanogpt::ActivationPlan plan;
     plan.batch = settings_.batch;
     plan.sequence = settings_.block;
-    plan.attention_elements = nanogpt::gpt_options<D>().attention_elements;
+    plan.attention_elements = nanogpt::decoder_options<D>().attention_elements;
     fsdp::MemoryAccount account;
     transformer::Gemm<D> gemm(device_);
     nanogpt::Activations<D, T> const activations(device_, account, config, plan);

@@ -80,7 +80,7 @@ class Rank {
         tokens_(settings.batch * settings.block, settings.vocab_size),
         mesh_(std::move(world)),
         engine_(mesh_, fsdp::NoShard{}),
-        model_(engine_, gpt_config(settings), settings.batch, settings.block, nanogpt::gpt_options<D>()),
+        model_(engine_, gpt_config(settings), settings.batch, settings.block, nanogpt::decoder_options<D>()),
         adamw_(engine_, {.beta2 = 0.95f, .weight_decay = 0.1f}) {}
   Rank(Rank const&) = delete;
   Rank& operator=(Rank const&) = delete;

@@ -3,7 +3,8 @@
 //
 // B: sequences of a pass, n: tokens of a sequence, C: hidden size, F: intermediate size, V: vocab_size, H and K: heads of
 // queries and of keys, Q: head_dim, A = H Q: width of the queries. A matrix W (out, in) is stored as nn.Linear stores it.
-// T is the element type of parameters and activations; gradients of parameters are Compute<T>.
+// T is the element type of parameters and activations; gradients of parameters are Compute<T>. A gradient is fresh until
+// backward has written it for the first time after a step: then it is assigned, and afterwards added to.
 #pragma once
 
 #include <cstddef>
@@ -30,11 +31,12 @@
 
 namespace llama {
 
-/// Shape, products and scratch, which all layers share.
+/// The configuration, the matrix products and the scratch buffers that all layers share.
 template <class D, class T>
 using Context = LayerContext<D, T, LlamaConfig, Workspace<T>>;
 
-/// The formulas of a Llama, for the rows (B n) of one pass. Every function enqueues its kernels on the pass's stream.
+/// The formulas of a Llama, for the rows (B n) of one pass. Every function enqueues kernels on the pass's stream; the last
+/// pointer is the result. The linear functions of LinearPass also compute the layer's adapter (LoRA), if it has one.
 template <class D, class T>
 class Formulas : public LinearPass<D, T> {
   using Base = LinearPass<D, T>;
@@ -44,8 +46,8 @@ class Formulas : public LinearPass<D, T> {
   using Real = Compute<T>;
   using Gradient = typename Base::Gradient;
 
-  Formulas(Context<D, T> const& context, typename D::Stream& on, std::int64_t count)
-      : Base{context.device, on, *context.gemm, context.adapters, context.workspace.partials, count},
+  Formulas(Context<D, T> const& context, typename D::Stream& on, std::int64_t row_count)
+      : Base{context.device, on, *context.gemm, context.adapters, context.workspace.partials, row_count},
         config_(context.config),
         rotations_(context.workspace.rotations) {}
 
@@ -53,11 +55,12 @@ class Formulas : public LinearPass<D, T> {
   void norm(fsdp::Tensor<T const, 1> const& weight, T const* x, Real* scale, T* y) const {
     rms_norm_forward(device, stream, x, weight.data, y, scale, rows, config_.hidden_size, config_.rms_norm_eps);
   }
-  /// dx = residual + the gradient of x, given dy of y = norm(x). @param residual  (B n, C), or null: 0; may be dx
+  /// dx = skip + the gradient that dy, of y = norm(x), gives x; adds to the gradient of the weight.
+  /// @param skip  (B n, C): gradient that reaches x past the norm, or null for 0; may be dx
   void norm_backward(fsdp::Tensor<T const, 1> const& weight, fsdp::Tensor<Gradient, 1> const& g, T const* x,
-                     Real const* scale, T const* dy, T const* residual, T* dx) const {
-    rms_norm_backward(device, stream, dy, x, weight.data, scale, residual, dx, g.data, rows, config_.hidden_size,
-                      partials, g.fresh);
+                     Real const* scale, T const* dy, T const* skip, T* dx) const {
+    rms_norm_backward(device, stream, dy, x, weight.data, scale, skip, dx, g.data, rows, config_.hidden_size, partials,
+                      g.fresh);
   }
   /// qkv (B n, 3A) = queries and keys of x (B n, A + 2 K Q) rotated by their positions, and values; keys and values are
   /// repeated for the heads of their group.
@@ -73,7 +76,7 @@ class Formulas : public LinearPass<D, T> {
     bias_residual_forward(device, stream, x, branch, static_cast<T const*>(nullptr), y, rows, config_.hidden_size);
   }
   /// y = x + branch; branch = norm(y).
-  void add_branch_and_norm(T const* x, T* branch, T* y, fsdp::Tensor<T const, 1> const& weight, Real* scale) const {
+  void add_branch_and_norm(T const* x, T* y, fsdp::Tensor<T const, 1> const& weight, Real* scale, T* branch) const {
     residual_rms_norm_forward(device, stream, x, static_cast<T const*>(branch), y, weight.data, branch, scale, rows,
                               config_.hidden_size, config_.rms_norm_eps);
   }
@@ -81,7 +84,7 @@ class Formulas : public LinearPass<D, T> {
   void swiglu(T const* gate_up, T* y) const {
     swiglu_forward(device, stream, gate_up, y, rows, config_.intermediate_size);
   }
-  /// gate_up (B n, 2F) becomes its gradient; dy (B n, F), given as that of y, becomes y, which the next layer's weight
+  /// gate_up (B n, 2F) becomes its gradient. dy (B n, F), the gradient of y, becomes y, which the gradient of down's weight
   /// needs.
   void swiglu_backward(T* gate_up, T* dy) const {
     transformer::swiglu_backward(device, stream, gate_up, dy, rows, config_.intermediate_size);
@@ -92,12 +95,14 @@ class Formulas : public LinearPass<D, T> {
   float const* rotations_;  // (T, Q)
 };
 
-/// Rows of the table by token. In a tied model it is also the head's matrix: both modules share a unit.
+/// Rows of the table by token. In a tied model it is also the head's matrix: both layers are in the root unit, whose
+/// parameters are gathered together.
 template <class D, class T>
 class Embedding {
  public:
   using Stream = typename D::Stream;
   using Gradient = fsdp::Gradient<Compute<T>>;
+  // Backward assigns fresh gradients, so that the engine zeroes none, and leaves out those that are not wanted.
   static constexpr bool sets_gradients = true, skips_gradients = true;
 
   template <class E>
@@ -119,7 +124,7 @@ class Embedding {
   void forward(Stream& stream, Params<T const> const& w, Pass const& pass, std::int32_t const* tokens, T* x) const;
 
   /// Adds dx (B, n, C) to the table's gradient. The table has rows that no token names, so a fresh gradient is zeroed
-  /// first; in a tied model it is not fresh, because the head's backward comes before.
+  /// first. In a tied model it is fresh only if the head's backward has left it out.
   void backward(Stream& stream, Params<T const> const&, Params<Gradient> const& g, Pass const& pass,
                 std::int32_t const* tokens, T const* dx) const;
 
@@ -197,16 +202,14 @@ class Block {
     adapter(6, p.down.adapter, width, hidden);
   }
 
-  /// a.output = block of a.input; fills the rest of `a`.
-  /// @note Stream: uses the workspace's wide, narrow and scores.
-  /// @param part  everything, or only what backward needs of a block whose output is known
+  /// a.output = block of a.input; fills the rest of `a`. Overwrites the workspace's wide, narrow and scores.
+  /// @param part  Forward::without_output computes only what backward needs, and leaves a.output alone
   void forward(Stream& stream, Params<T const> const& w, Pass const& pass, BlockActivations<T> const& a,
                Forward part = Forward::all) const;
 
-  /// g += gradients of the parameters (fresh ones: =). `gradient` (B n, C) comes in as that of a.output and goes out as
-  /// that of a.input.
-  /// @pre forward of the same pass has filled `a`; a.gate_up and a.qkv are overwritten
-  /// @note Stream: uses the workspace's wide, narrow, scores and partials.
+  /// Adds to the gradients of the parameters. `gradient` (B n, C) comes in as that of a.output and goes out as that of
+  /// a.input. Overwrites a.gate_up, a.qkv, and the workspace's wide, narrow, scores and partials.
+  /// @pre forward of the same pass has filled `a`, or a.input alone if the block is recomputed
   void backward(Stream& stream, Params<T const> const& w, Params<Gradient> const& g, Pass const& pass,
                 BlockActivations<T> const& a, T* gradient) const;
 
@@ -216,26 +219,26 @@ class Block {
   std::int64_t layer_;
 };
 
-// The steps of a block are numbered, 1 to 9 in forward and 9 to 1 in backward. Beside a line of forward stands the shape
-// of what it computes, beside a line of backward the value whose gradient it computes. Values that backward does not need
-// lie in `narrow` or `wide`, which all blocks share.
+// Steps: 1 norm_1, 2 qkv, 3 rotary positions, 4 attention, 5 o and residual, 6 norm_2, 7 gate_up, 8 SwiGLU, 9 down and residual.
+// A comment in forward names the result, one in backward the value whose gradient is computed. `narrow` and `wide` are
+// scratch that all blocks share: their contents are lost after forward, and backward computes 1, 6 and 8 again.
 template <class D, class T>
 void Block<D, T>::forward(Stream& stream, Params<T const> const& w, Pass const& pass, BlockActivations<T> const& a,
                           Forward part) const {
   Formulas<D, T> const f(*context_, stream, pass.rows());
   T *const narrow = context_->workspace.narrow, *const wide = context_->workspace.wide;
 
-  f.norm(w.norm_1, a.input, a.scale_1, narrow);                                 // 1: (B n, C)
-  joined_linear(f, w.qkv, narrow, wide);                                        // 2: (B n, A + 2 K Q)
-  f.rope(pass, wide, a.qkv);                                                    // 3: (B n, 3A)
+  f.norm(w.norm_1, a.input, a.scale_1, narrow);                                 // 1: narrow (B n, C)
+  joined_linear(f, w.qkv, narrow, wide);                                        // 2: wide (B n, A + 2 K Q)
+  f.rope(pass, wide, a.qkv);                                                    // 3: a.qkv (B n, 3A)
   attention_.forward(stream, pass, {}, a.qkv, a.attention_output, a.log_sums);  // 4: (B n, A)
-  f.linear(w.o, a.attention_output, narrow);                                    // 5: (B n, C)
-  f.add_branch_and_norm(a.input, narrow, a.residual, w.norm_2, a.scale_2);      // 5, 6: (B n, C)
-  joined_linear(f, w.gate_up, narrow, a.gate_up);                               // 7: (B n, 2F)
+  f.linear(w.o, a.attention_output, narrow);                                    // 5: narrow (B n, C)
+  f.add_branch_and_norm(a.input, a.residual, w.norm_2, a.scale_2, narrow);      // 5, 6: a.residual, narrow (B n, C)
+  joined_linear(f, w.gate_up, narrow, a.gate_up);                               // 7: a.gate_up (B n, 2F)
   if (part == Forward::without_output) return;
-  f.swiglu(a.gate_up, wide);                   // 8: (B n, F)
-  f.linear(w.down, wide, narrow);              // 9: (B n, C)
-  f.add_branch(a.residual, narrow, a.output);  // 9
+  f.swiglu(a.gate_up, wide);                   // 8: wide (B n, F)
+  f.linear(w.down, wide, narrow);              // 9: narrow (B n, C)
+  f.add_branch(a.residual, narrow, a.output);  // 9: a.output (B n, C)
 }
 
 template <class D, class T>
@@ -243,25 +246,26 @@ void Block<D, T>::backward(Stream& stream, Params<T const> const& w, Params<Grad
                            BlockActivations<T> const& a, T* gradient) const {
   Formulas<D, T> const f(*context_, stream, pass.rows());
   T *const narrow = context_->workspace.narrow, *const wide = context_->workspace.wide;
+  // A block that is recomputed alone fills `a` again here; Decoder::recompute_segment does so for several.
   if (context_->plan.segment == 1 && context_->plan.recomputes(layer_))
     forward(stream, w, pass, a, Forward::without_output);
 
-  f.linear_input_gradient(w.down, gradient, wide);                                       // 9: of SwiGLU's result
-  f.swiglu_backward(a.gate_up, wide);                                                    // 8: of gate_up, in its place
-  f.linear_parameter_gradients(w.down, g.down, wide, gradient);                          // 9
-  if (g.gate_up.trains()) f.norm(w.norm_2, a.residual, a.scale_2, narrow);               // 6 again
-  joined_linear_backward(f, w.gate_up, g.gate_up, narrow, a.gate_up, wide);              // 7: of norm_2's result
-  f.norm_backward(w.norm_2, g.norm_2, a.residual, a.scale_2, wide, gradient, gradient);  // 6: of the residual stream
+  f.linear_input_gradient(w.down, gradient, wide);               // 9: SwiGLU's result
+  f.swiglu_backward(a.gate_up, wide);                            // 8: a.gate_up, in its place; wide = SwiGLU's result
+  f.linear_parameter_gradients(w.down, g.down, wide, gradient);  // 9: weight, from SwiGLU's result
+  if (g.gate_up.wants_input()) f.norm(w.norm_2, a.residual, a.scale_2, narrow);          // norm_2's result again
+  joined_linear_backward(f, w.gate_up, g.gate_up, narrow, a.gate_up, wide);              // 7: weights, norm_2's result
+  f.norm_backward(w.norm_2, g.norm_2, a.residual, a.scale_2, wide, gradient, gradient);  // 6 and 5: a.residual
 
-  f.linear_backward(w.o, g.o, a.attention_output, gradient, narrow);  // 5: of attention's result
-  attention_.backward(stream, pass, {}, a.qkv, a.attention_output, a.log_sums, narrow, wide);  // 4
-  f.rope_backward(pass, wide, a.qkv);                                                          // 3: of qkv
-  if (g.qkv.trains()) f.norm(w.norm_1, a.input, a.scale_1, narrow);                            // 1 again
-  joined_linear_backward(f, w.qkv, g.qkv, narrow, a.qkv, wide);                                // 2: of norm_1's result
-  f.norm_backward(w.norm_1, g.norm_1, a.input, a.scale_1, wide, gradient, gradient);  // 1: of the residual stream
+  f.linear_backward(w.o, g.o, a.attention_output, gradient, narrow);  // 5: weight, then attention_output
+  attention_.backward(stream, pass, {}, a.qkv, a.attention_output, a.log_sums, narrow, wide);  // 4: a.qkv
+  f.rope_backward(pass, wide, a.qkv);                                                 // 3: step 2's result, in a.qkv
+  if (g.qkv.wants_input()) f.norm(w.norm_1, a.input, a.scale_1, narrow);              // norm_1's result again
+  joined_linear_backward(f, w.qkv, g.qkv, narrow, a.qkv, wide);                       // 2: weights, norm_1's result
+  f.norm_backward(w.norm_1, g.norm_1, a.input, a.scale_1, wide, gradient, gradient);  // 1: a.input
 }
 
-/// The last RMSNorm and the classifier. In a tied model its matrix is the embedding's: both modules share a unit.
+/// The last RMSNorm and the classifier. In a tied model its matrix is the embedding's: both layers describe the same tensor.
 template <class D, class T>
 class Head {
  public:
@@ -289,14 +293,15 @@ class Head {
            fsdp::TensorOptions{.frozen = !tuning.trains_head(tied)});
   }
 
-  /// Training: normalises x (B n, C) into the workspace's narrow, where backward finds it. See [Note: Logits in parts].
+  /// Training: normalises x (B n, C) into the workspace's narrow, where backward finds it. Logits and loss are computed in
+  /// backward: [Note: Logits in parts] in classifier.hpp.
   /// @param scale  (B n): the norm's statistic
   void forward(Stream& stream, Params<T const> const& w, Pass const& pass, T const* x, Real* scale, Normalise) const {
     Formulas<D, T>(*context_, stream, pass.rows()).norm(w.norm, x, scale, context_->workspace.narrow);
   }
   /// Evaluation: adds the mean cross-entropy.
   void forward(Stream& stream, Params<T const> const& w, Pass const& pass, T const* x, Real* scale,
-               Evaluate const& to) const {
+               LossTarget const& to) const {
     forward(stream, w, pass, x, scale, Normalise{});
     context_->classifier.evaluate(stream, pass, context_->workspace.narrow, w.matrix.data, to);
   }
@@ -308,13 +313,12 @@ class Head {
     context_->classifier.sample(stream, context_->workspace.narrow, w.matrix.data, to.logits);
   }
 
-  /// *loss += loss_weight * mean cross-entropy; g += its gradients times gradient_scale; dx (B n, C) = that of x, times
-  /// gradient_scale.
+  /// *loss.loss += loss.weight * mean cross-entropy. Its gradients times gradient_scale are added to g, and are dx (B n, C).
   /// @pre forward(..., Normalise) of the same pass, and nothing since that uses the workspace
   void backward(Stream& stream, Params<T const> const& w, Params<Gradient> const& g, Pass const& pass, T const* x,
-                Real const* scale, Evaluate const& to, double loss_weight, double gradient_scale, T* dx) const {
+                Real const* scale, LossTarget const& loss, double gradient_scale, T* dx) const {
     T* const narrow = context_->workspace.narrow;
-    context_->classifier.backward(stream, pass, narrow, w.matrix.data, g.matrix, to, loss_weight, gradient_scale);
+    context_->classifier.backward(stream, pass, narrow, w.matrix.data, g.matrix, loss, gradient_scale);
     Formulas<D, T>(*context_, stream, pass.rows()).norm_backward(w.norm, g.norm, x, scale, narrow, nullptr, dx);
   }
 
@@ -350,8 +354,9 @@ struct LlamaLayers {
             .tied = config.tie_word_embeddings};
   }
 
-  /// A pass through all layers, forward of LlamaForCausalLM.
-  /// @param end  how the head ends it: Normalise in training, Evaluate, or Sample
+  /// A pass through all layers: LlamaForCausalLM.forward. Each layer is an fsdp::ShardedModule: its forward gathers the layer's
+  /// parameters, calls the layer with them and reshards them, and its backward also reduces the gradients over ranks.
+  /// @param end  how the head ends the pass: Normalise in training, LossTarget in evaluation, or Sample
   template <class Model, class End>
   static void forward(Model& model, Pass const& pass, std::int32_t const* tokens, End const& end) {
     auto const& a = model.activations();
@@ -359,12 +364,14 @@ struct LlamaLayers {
     for (std::int64_t layer = 0; layer < model.layers(); ++layer) model.block(layer).forward(pass, a.block(layer));
     model.head().forward(pass, a.final_rows(), a.final_norm(), end);
   }
-  /// Backward of the loss, from the head down to the embedding. a.gradient() is that of the residual stream.
+  /// Backward of the loss, from the head down to the embedding. a.gradient() is that of the residual stream. Layers below
+  /// the lowest that trains do nothing.
+  /// @param gradient_scale  multiplies gradients, but not the loss
   template <class Model>
-  static void backward(Model& model, Pass const& pass, std::int32_t const* tokens, Evaluate const& loss,
+  static void backward(Model& model, Pass const& pass, std::int32_t const* tokens, LossTarget const& loss,
                        double gradient_scale) {
     auto const& a = model.activations();
-    model.head().backward(pass, a.final_rows(), a.final_norm(), loss, loss.weight, gradient_scale, a.gradient());
+    model.head().backward(pass, a.final_rows(), a.final_norm(), loss, gradient_scale, a.gradient());
     for (std::int64_t layer = model.layers(); layer-- > 0;) {
       model.recompute_segment(pass, layer);
       model.block(layer).backward(pass, a.block(layer), a.gradient());
@@ -373,18 +380,15 @@ struct LlamaLayers {
   }
 };
 
-using LlamaOptions = DecoderOptions;
-
-/// A Llama on an engine E, which must outlive it: Decoder has what it does.
-///
-/// Its units are: every block or, as the options say, neighbouring blocks; the embedding and the head, together in the
-/// root unit if they are tied, else each by itself.
+/// A Llama on an engine E, which must outlive it. Its member functions are in Decoder. The embedding and the head are one
+/// unit if they are tied, else each by itself; every block is a unit, or neighbouring blocks are, if the options say so.
 template <class E>
 class Llama : public Decoder<E, LlamaLayers> {
  public:
   /// @param length  tokens of a sequence; of a text that is decoded: prompt and new tokens, for whose keys there is
   /// room
-  Llama(E& engine, LlamaConfig const& config, std::int64_t batch, std::int64_t length, LlamaOptions const& options = {})
+  Llama(E& engine, LlamaConfig const& config, std::int64_t batch, std::int64_t length,
+        DecoderOptions const& options = {})
       : Decoder<E, LlamaLayers>(engine, config, batch, length, options) {
     auto const table = rope_table(config.rope_scaling, config.rope_theta, config.head_dim, length);
     auto const& device = engine.device();

@@ -16,7 +16,6 @@ template <class Comm>
 double train(Comm comm, int steps) {
   constexpr std::size_t depth = 3;
   constexpr std::int64_t rows = 32, width = 8;
-  // [README]
   fsdp::Mesh mesh{std::move(comm)};
   fsdp::Engine engine{mesh, fsdp::FullShard{}, {.prefetch = 1}};
   auto layers = engine.shard(std::vector(depth, Mlp<typename Comm::Device>{engine.device(), rows, width}), "layers");
@@ -33,7 +32,6 @@ double train(Comm comm, int steps) {
     adamw.step(norm);
     if (step % 100 == 0) batch.print_loss(step);
   }
-  // [README]
   return batch.loss();
 }
 

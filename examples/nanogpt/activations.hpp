@@ -38,7 +38,7 @@ struct BlockActivations {
   T* hidden = nullptr;            // (B T, 4C): before GELU; backward overwrites it
   T* output = nullptr;            // (B T, C): residual stream after the block; the next block's input
   float* log_sums = nullptr;      // FlashShape::statistics, where attention is flash attention
-  NormStatistics<Real> norm_1, norm_2;
+  NormStatistics<Real> ln_1_statistics, ln_2_statistics;
 };
 
 /// Compute<T> elements that row reductions need as scratch.
@@ -96,8 +96,8 @@ class Activations {
       block.residual = kept.take<T>(rows * width);
       block.hidden = kept.take<T>(rows * 4 * width);
       if (statistics > 0) block.log_sums = kept.take<float>(statistics);
-      block.norm_1 = take_statistics(kept, rows);
-      block.norm_2 = take_statistics(kept, rows);
+      block.ln_1_statistics = take_statistics(kept, rows);
+      block.ln_2_statistics = take_statistics(kept, rows);
     });
     final_norm_ = take_statistics(kept, rows);
 

@@ -2,7 +2,8 @@
 // The GPT of nanoGPT's model.py: embedding, blocks and head, each with its forward and its backward.
 //
 // B: sequences of a pass, n: tokens of a sequence, C: n_embd, V: vocab_size. A matrix W (out, in) is stored as nn.Linear
-// stores it. T is the element type of parameters and activations; gradients of parameters are Compute<T>.
+// stores it. T is the element type of parameters and activations; gradients of parameters are Compute<T>. A gradient is
+// fresh until backward has written it for the first time after a step: then it is assigned, and afterwards added to.
 #pragma once
 
 #include <array>
@@ -12,8 +13,8 @@
 #include <string>
 #include <string_view>
 
-#include "nanogpt/activations.hpp"
 #include "fsdp/layout.hpp"
+#include "nanogpt/activations.hpp"
 #include "nanogpt/gpt_config.hpp"
 #include "transformer/attention/causal_attention.hpp"
 #include "transformer/kernels/row_kernels.hpp"
@@ -25,7 +26,7 @@
 
 namespace nanogpt {
 
-/// Shape, products and scratch, which all layers share.
+/// The configuration, the matrix products and the scratch buffers that all layers share.
 template <class D, class T>
 using Context = LayerContext<D, T, GptConfig, Workspace<T>>;
 
@@ -36,7 +37,8 @@ struct Norm {
   fsdp::Tensor<E, 1> bias;    // (C); without data in models without biases
 };
 
-/// The formulas of a GPT, for rows (B n) of one pass. Every function enqueues its kernels on the pass's stream.
+/// The formulas of a GPT, for the rows (B n) of one pass. Every function enqueues kernels on the pass's stream; the last
+/// pointer is the result. The linear functions of LinearPass also compute the layer's adapter (LoRA), if it has one.
 template <class D, class T>
 class Formulas : public LinearPass<D, T> {
   using Base = LinearPass<D, T>;
@@ -46,21 +48,22 @@ class Formulas : public LinearPass<D, T> {
   using Gradient = typename Base::Gradient;
   using Statistics = NormStatistics<Compute<T>>;
 
-  /// @param first  number of the first row, as dropout masks count them
-  Formulas(Context<D, T> const& context, typename D::Stream& on, std::int64_t count, std::int64_t first = 0)
-      : Base{context.device, on, *context.gemm, context.adapters, context.workspace.partials, count},
+  /// @param first_row  number of the first row in the step's batch: it selects the dropout mask
+  Formulas(Context<D, T> const& context, typename D::Stream& on, std::int64_t row_count, std::int64_t first_row = 0)
+      : Base{context.device, on, *context.gemm, context.adapters, context.workspace.partials, row_count},
         config_(context.config),
-        first_(first) {}
+        first_row_(first_row) {}
 
-  /// y = norm(x).
+  /// y = norm(x), and the statistics of x, which backward needs.
   void norm(Norm<T const> const& w, T const* x, Statistics const& statistics, T* y) const {
     layer_norm_forward(device, stream, x, w.weight.data, w.bias.data, y, statistics.mean, statistics.scale, rows,
                        config_.n_embd);
   }
-  /// dx = residual + the gradient of x, given dy of y = norm(x). @param residual  (B n, C), or null: 0; may be dx
+  /// dx = skip + the gradient that dy, of y = norm(x), gives x; adds to the gradients of weight and bias.
+  /// @param skip  (B n, C): gradient that reaches x past the norm, or null for 0; may be dx
   void norm_backward(Norm<T const> const& w, Norm<Gradient> const& g, T const* x, Statistics const& statistics,
-                     T const* dy, T const* residual, T* dx) const {
-    layer_norm_backward(device, stream, dy, x, w.weight.data, statistics.mean, statistics.scale, residual, dx,
+                     T const* dy, T const* skip, T* dx) const {
+    layer_norm_backward(device, stream, dy, x, w.weight.data, statistics.mean, statistics.scale, skip, dx,
                         g.weight.data, g.bias.data, rows, config_.n_embd, partials, g.weight.fresh);
   }
 
@@ -70,26 +73,26 @@ class Formulas : public LinearPass<D, T> {
       bias_gelu_forward<decltype(formula)>(device, stream, hidden, w.bias.data, y, rows, 4 * config_.n_embd);
     });
   }
-  /// gradient (B n, 4C) becomes that of hidden, and hidden becomes gelu(hidden), which the next layer's weight needs.
+  /// gradient (B n, 4C) becomes that of hidden. hidden becomes gelu(hidden), which the gradient of mlp_proj's weight needs.
   void gelu_backward(T* hidden, T* gradient) const {
     with_gelu([&](auto formula) {
       transformer::gelu_backward<decltype(formula)>(device, stream, hidden, gradient, rows * 4 * config_.n_embd);
     });
   }
 
-  /// y = x + dropout(branch + bias of w). `branch` is scratch afterwards.
+  /// y = x + dropout(branch + bias of w). The contents of `branch` are undefined afterwards.
   void add_branch(T const* x, Linear<T const> const& w, T* branch, DropoutMask const& mask, T* y) const {
     T const* bias = w.bias.data;
     if (mask.probability > 0.0f) {
       this->add_bias(w, branch);
-      drop(branch, mask, branch);
+      drop(branch, config_.n_embd, mask, branch);
       bias = nullptr;
     }
     bias_residual_forward(device, stream, x, static_cast<T const*>(branch), bias, y, rows, config_.n_embd);
   }
-  /// add_branch(), then branch = norm(y): one kernel where nothing is dropped.
-  void add_branch_and_norm(T const* x, Linear<T const> const& w, T* branch, DropoutMask const& mask, T* y,
-                           Norm<T const> const& of, Statistics const& statistics) const {
+  /// y = x + dropout(branch + bias of w), then branch = norm(y): one kernel where nothing is dropped.
+  void add_branch_and_norm(T const* x, Linear<T const> const& w, DropoutMask const& mask, T* y, Norm<T const> const& of,
+                           Statistics const& statistics, T* branch) const {
     if (mask.probability > 0.0f) {
       add_branch(x, w, branch, mask, y);
       return norm(of, y, statistics, branch);
@@ -97,20 +100,20 @@ class Formulas : public LinearPass<D, T> {
     residual_layer_norm_forward(device, stream, x, static_cast<T const*>(branch), w.bias.data, y, of.weight.data,
                                 of.bias.data, branch, statistics.mean, statistics.scale, rows, config_.n_embd);
   }
-  /// The gradient of a branch, given that of y. @param scratch  (B n, C), used where something is dropped
+  /// The gradient of a branch, given that of y: dy itself, or, where something is dropped, scratch (B n, C).
   T const* branch_gradient(T const* dy, DropoutMask const& mask, T* scratch) const {
     if (mask.probability == 0.0f) return dy;
-    drop(dy, mask, scratch);
+    drop(dy, config_.n_embd, mask, scratch);
     return scratch;
   }
 
-  /// y = dropout(x), which may be x; and backward, of a gradient x.
-  void drop(T const* x, DropoutMask const& mask, T* y) const {
-    dropout(device, stream, x, y, rows * config_.n_embd, mask, first_ * config_.n_embd);
+  /// y (B n, columns) = dropout(x); y may be x, and is x where nothing is dropped. Backward applies it to a gradient.
+  void drop(T const* x, std::int64_t columns, DropoutMask const& mask, T* y) const {
+    if (mask.probability > 0.0f) dropout(device, stream, x, y, rows * columns, mask, first_row_ * columns);
   }
 
  private:
-  /// use(formula) with the model's GELU: chosen here, once a launch, and compiled into the kernels.
+  /// Calls use(formula) with the model's GELU. Each kernel is compiled for one formula.
   template <class Use>
   void with_gelu(Use const& use) const {
     if (config_.activation == Activation::gelu_new) return use(TanhGelu{});
@@ -118,15 +121,17 @@ class Formulas : public LinearPass<D, T> {
   }
 
   GptConfig const& config_;
-  std::int64_t first_;
+  std::int64_t first_row_;
 };
 
-/// Rows of wte by token plus rows of wpe by position. wte is also the head's matrix: both modules share a unit.
+/// Rows of wte by token plus rows of wpe by position. wte is also the head's matrix: both layers are in the root unit,
+/// whose parameters are gathered together.
 template <class D, class T>
 class Embedding {
  public:
   using Stream = typename D::Stream;
   using Gradient = fsdp::Gradient<Compute<T>>;
+  // Backward assigns fresh gradients, so that the engine zeroes none, and leaves out those that are not wanted.
   static constexpr bool sets_gradients = true, skips_gradients = true;
 
   template <class E>
@@ -150,13 +155,12 @@ class Embedding {
   void forward(Stream& stream, Params<T const> const& w, Pass const& pass, std::int32_t const* tokens, T* x) const;
 
   /// Adds dx (B, n, C), which is overwritten, to the gradients of both tables. A table has rows that no token or
-  /// position names, so a fresh gradient is zeroed first; wte's is not fresh, because the head's backward comes before.
+  /// position names, so a fresh gradient is zeroed first. wte's is fresh only if the head's backward has left it out.
   /// @pre pass.position == 0
   void backward(Stream& stream, Params<T const> const&, Params<Gradient> const& g, Pass const& pass,
                 std::int32_t const* tokens, T* dx) const;
 
  private:
-  static DropoutMask mask(Pass const& pass) { return pass.mask_at(-1, 0); }
   void zero(Stream& stream, fsdp::Tensor<Gradient, 2> const& table) const {
     context_->device.zero_async(stream, table.data, static_cast<std::size_t>(table.numel()) * sizeof *table.data);
   }
@@ -169,16 +173,16 @@ void Embedding<D, T>::forward(Stream& stream, Params<T const> const& w, Pass con
                               T* x) const {
   embedding_forward(context_->device, stream, tokens, w.tokens.data, w.positions.data, x, pass.batch, pass.length,
                     context_->config.n_embd, pass.position);
-  if (pass.mask.probability > 0.0f)
-    Formulas<D, T>(*context_, stream, pass.rows(), pass.first_row()).drop(x, mask(pass), x);
+  Formulas<D, T>(*context_, stream, pass.rows(), pass.first_row())
+      .drop(x, context_->config.n_embd, pass.mask_of_embedding(), x);
 }
 
 template <class D, class T>
 void Embedding<D, T>::backward(Stream& stream, Params<T const> const&, Params<Gradient> const& g, Pass const& pass,
                                std::int32_t const* tokens, T* dx) const {
   if (!g.tokens.wanted()) return;
-  if (pass.mask.probability > 0.0f)
-    Formulas<D, T>(*context_, stream, pass.rows(), pass.first_row()).drop(dx, mask(pass), dx);
+  Formulas<D, T>(*context_, stream, pass.rows(), pass.first_row())
+      .drop(dx, context_->config.n_embd, pass.mask_of_embedding(), dx);
   if (g.tokens.fresh) zero(stream, g.tokens);
   if (g.positions.fresh) zero(stream, g.positions);
   embedding_backward(context_->device, stream, tokens, static_cast<T const*>(dx), g.tokens.data, g.positions.data,
@@ -213,8 +217,8 @@ class Block {
     auto const& config = context_->config;
     auto const width = config.n_embd;
     bool const frozen = !context_->tuning.trains(layer_, config.n_layer);
-    // Projections onto the residual stream start smaller, so that the sum over all layers keeps its variance (Radford
-    // et al., 2019).
+    // By default a tensor starts as normal(0, 0.02) and decays. Projections onto the residual stream start smaller, so
+    // that the sum over all layers keeps its variance (Radford et al., 2019).
     auto const small = fsdp::init::normal(0.02f / std::sqrt(2.0f * static_cast<float>(config.n_layer)));
     fsdp::TensorOptions const matrix{.frozen = frozen}, projection{.init = small, .frozen = frozen};
     fsdp::TensorOptions const ones{.decay = false, .init = fsdp::init::ones, .frozen = frozen};
@@ -243,16 +247,15 @@ class Block {
     adapter(3, p.mlp_proj, width, 4 * width);
   }
 
-  /// a.output = block of a.input; fills the rest of `a`.
-  /// @note Stream: uses the workspace's wide, narrow and scores.
-  /// @param part  everything, or only what backward needs of a block whose output is known
+  /// a.output = block of a.input; fills the rest of `a`. Overwrites the workspace's wide, narrow and scores.
+  /// @param part  Forward::without_output computes only what backward needs, and leaves a.output alone
+  /// @pre B is 1 if pass.position > 0, that is, if earlier tokens are kept
   void forward(Stream& stream, Params<T const> const& w, Pass const& pass, BlockActivations<T> const& a,
                Forward part = Forward::all) const;
 
-  /// g += gradients of the parameters (fresh ones: =). `gradient` (B n, C) comes in as that of a.output and goes out as
-  /// that of a.input.
-  /// @pre forward of the same pass has filled `a`; a.hidden is overwritten
-  /// @note Stream: uses the workspace's wide, narrow, narrow_2, scores and partials.
+  /// Adds to the gradients of the parameters. `gradient` (B n, C) comes in as that of a.output and goes out as that of
+  /// a.input. Overwrites a.hidden, and the workspace's wide, narrow, narrow_2, scores and partials.
+  /// @pre forward of the same pass has filled `a`, or a.input alone if the block is recomputed
   void backward(Stream& stream, Params<T const> const& w, Params<Gradient> const& g, Pass const& pass,
                 BlockActivations<T> const& a, T* gradient) const;
 
@@ -264,27 +267,28 @@ class Block {
   std::int64_t layer_;
 };
 
-// The steps of a block are numbered, 1 to 8 in forward and 8 to 1 in backward. Beside a line of forward stands the shape
-// of what it computes, beside a line of backward the value whose gradient it computes. Values that backward does not need
-// lie in `narrow` or `wide`, which all blocks share.
+// Steps: 1 ln_1, 2 qkv, 3 attention, 4 attn_proj and residual, 5 ln_2, 6 fc, 7 GELU, 8 mlp_proj and residual. A comment in
+// forward names the result, one in backward the value whose gradient is computed. `narrow` and `wide` are scratch that all
+// blocks share: their contents are lost after forward, and backward computes 1, 5 and 7 again where it needs them.
 template <class D, class T>
 void Block<D, T>::forward(Stream& stream, Params<T const> const& w, Pass const& pass, BlockActivations<T> const& a,
                           Forward part) const {
   Formulas<D, T> const f(*context_, stream, pass.rows(), pass.first_row());
   auto const mask = [&](DropoutSite site) { return pass.mask_at(layer_, site); };
   T *const narrow = context_->workspace.narrow, *const wide = context_->workspace.wide;
-  T* const qkv = a.qkv + pass.position * 3 * context_->config.n_embd;  // of the new tokens, if earlier ones are kept
+  T* const qkv = a.qkv + pass.position * 3 * context_->config.n_embd;  // decoding: behind the rows of earlier tokens
 
-  f.norm(w.ln_1, a.input, a.norm_1, narrow);                                                    // 1: (B n, C)
-  f.linear(w.qkv, narrow, qkv);                                                                 // 2: (B n, 3C)
+  f.norm(w.ln_1, a.input, a.ln_1_statistics, narrow);                                           // 1: narrow (B n, C)
+  f.linear(w.qkv, narrow, qkv);                                                                 // 2: a.qkv (B n, 3C)
   attention_.forward(stream, pass, mask(in_attention), a.qkv, a.attention_output, a.log_sums);  // 3: (B n, C)
-  f.linear_without_bias(w.attn_proj, a.attention_output, narrow);                               // 4: (B n, C)
-  f.add_branch_and_norm(a.input, w.attn_proj, narrow, mask(after_attention), a.residual, w.ln_2, a.norm_2);  // 4, 5
-  f.linear_without_bias(w.fc, narrow, a.hidden);  // 6: (B n, 4C)
+  f.linear_without_bias(w.attn_proj, a.attention_output, narrow);                               // 4: narrow (B n, C)
+  f.add_branch_and_norm(a.input, w.attn_proj, mask(after_attention), a.residual,  // 4: a.residual (B n, C)
+                        w.ln_2, a.ln_2_statistics, narrow);                       // 5: narrow (B n, C)
+  f.linear_without_bias(w.fc, narrow, a.hidden);                                  // 6: a.hidden (B n, 4C)
   if (part == Forward::without_output) return f.add_bias(w.fc, a.hidden);
-  f.add_bias_and_gelu(w.fc, a.hidden, wide);                                // 7: (B n, 4C)
-  f.linear_without_bias(w.mlp_proj, wide, narrow);                          // 8: (B n, C)
-  f.add_branch(a.residual, w.mlp_proj, narrow, mask(after_mlp), a.output);  // 8
+  f.add_bias_and_gelu(w.fc, a.hidden, wide);                                // 7: wide (B n, 4C)
+  f.linear_without_bias(w.mlp_proj, wide, narrow);                          // 8: narrow (B n, C)
+  f.add_branch(a.residual, w.mlp_proj, narrow, mask(after_mlp), a.output);  // 8: a.output (B n, C)
 }
 
 template <class D, class T>
@@ -294,26 +298,27 @@ void Block<D, T>::backward(Stream& stream, Params<T const> const& w, Params<Grad
   auto const mask = [&](DropoutSite site) { return pass.mask_at(layer_, site); };
   auto const& work = context_->workspace;
   T *const narrow = work.narrow, *const wide = work.wide;
+  // A block that is recomputed alone fills `a` again here; Decoder::recompute_segment does so for several.
   if (context_->plan.segment == 1 && context_->plan.recomputes(layer_))
     forward(stream, w, pass, a, Forward::without_output);
 
-  T const* dy = f.branch_gradient(gradient, mask(after_mlp), work.narrow_2);          // 8: of the projection's result
-  f.linear_input_gradient(w.mlp_proj, dy, wide);                                      // 8: of GELU's result
-  f.gelu_backward(a.hidden, wide);                                                    // 7: of hidden
-  f.linear_parameter_gradients(w.mlp_proj, g.mlp_proj, a.hidden, dy);                 // 8
-  if (g.fc.trains()) f.norm(w.ln_2, a.residual, a.norm_2, narrow);                    // 5 again
-  f.linear_backward(w.fc, g.fc, narrow, wide, narrow);                                // 6: of ln_2's result
-  f.norm_backward(w.ln_2, g.ln_2, a.residual, a.norm_2, narrow, gradient, gradient);  // 5: of the residual stream
+  T const* dy = f.branch_gradient(gradient, mask(after_mlp), work.narrow_2);  // 8: mlp_proj's result
+  f.linear_input_gradient(w.mlp_proj, dy, wide);                              // 8: GELU's result
+  f.gelu_backward(a.hidden, wide);                                     // 7: fc's result; a.hidden = GELU's result
+  f.linear_parameter_gradients(w.mlp_proj, g.mlp_proj, a.hidden, dy);  // 8: weight and bias, from GELU's result
+  if (g.fc.wants_input()) f.norm(w.ln_2, a.residual, a.ln_2_statistics, narrow);  // ln_2's result again
+  f.linear_backward(w.fc, g.fc, narrow, wide, narrow);                            // 6: weight, bias, ln_2's result
+  f.norm_backward(w.ln_2, g.ln_2, a.residual, a.ln_2_statistics, narrow, gradient, gradient);  // 5 and 4: a.residual
 
-  dy = f.branch_gradient(gradient, mask(after_attention), work.narrow_2);       // 4: of the projection's result
-  f.linear_backward(w.attn_proj, g.attn_proj, a.attention_output, dy, narrow);  // 4: of attention's result
-  attention_.backward(stream, pass, mask(in_attention), a.qkv, a.attention_output, a.log_sums, narrow, wide);  // 3
-  if (g.qkv.trains()) f.norm(w.ln_1, a.input, a.norm_1, narrow);                   // 1 again
-  f.linear_backward(w.qkv, g.qkv, narrow, wide, narrow);                           // 2: of ln_1's result
-  f.norm_backward(w.ln_1, g.ln_1, a.input, a.norm_1, narrow, gradient, gradient);  // 1: of the residual stream
+  dy = f.branch_gradient(gradient, mask(after_attention), work.narrow_2);       // 4: attn_proj's result
+  f.linear_backward(w.attn_proj, g.attn_proj, a.attention_output, dy, narrow);  // 4: weight, bias, attention_output
+  attention_.backward(stream, pass, mask(in_attention), a.qkv, a.attention_output, a.log_sums, narrow, wide);  // 3: qkv
+  if (g.qkv.wants_input()) f.norm(w.ln_1, a.input, a.ln_1_statistics, narrow);  // ln_1's result again
+  f.linear_backward(w.qkv, g.qkv, narrow, wide, narrow);                        // 2: weight, bias, ln_1's result
+  f.norm_backward(w.ln_1, g.ln_1, a.input, a.ln_1_statistics, narrow, gradient, gradient);  // 1: a.input
 }
 
-/// The last LayerNorm and the classifier, whose matrix is the embedding's: both modules share a unit.
+/// The last LayerNorm and the classifier, whose matrix is the embedding's wte: both layers describe the same tensor.
 template <class D, class T>
 class Head {
  public:
@@ -339,17 +344,18 @@ class Head {
     tensor("ln_f.weight", p.ln_f.weight, {config.n_embd}, ones);
     if (config.bias) tensor("ln_f.bias", p.ln_f.bias, {config.n_embd}, zeros);
     tensor("wte.weight", p.tokens, {config.vocab_size, config.n_embd},
-           fsdp::TensorOptions{.frozen = !tuning.trains_head(true)});
+           fsdp::TensorOptions{.frozen = !tuning.trains_head(/*tied=*/true)});
   }
 
-  /// Training: normalises x (B n, C) into the workspace's narrow, where backward finds it. See [Note: Logits in parts].
+  /// Training: normalises x (B n, C) into the workspace's narrow, where backward finds it. Logits and loss are computed in
+  /// backward: [Note: Logits in parts] in classifier.hpp.
   void forward(Stream& stream, Params<T const> const& w, Pass const& pass, T const* x, Statistics const& norm,
                Normalise) const {
     Formulas<D, T>(*context_, stream, pass.rows()).norm(w.ln_f, x, norm, context_->workspace.narrow);
   }
   /// Evaluation: adds the mean cross-entropy.
   void forward(Stream& stream, Params<T const> const& w, Pass const& pass, T const* x, Statistics const& norm,
-               Evaluate const& to) const {
+               LossTarget const& to) const {
     forward(stream, w, pass, x, norm, Normalise{});
     context_->classifier.evaluate(stream, pass, context_->workspace.narrow, w.tokens.data, to);
   }
@@ -362,13 +368,12 @@ class Head {
     context_->classifier.sample(stream, narrow, w.tokens.data, to.logits);
   }
 
-  /// *loss += loss_weight * mean cross-entropy; g += its gradients times gradient_scale; dx (B n, C) = that of x, times
-  /// gradient_scale.
+  /// *loss.loss += loss.weight * mean cross-entropy. Its gradients times gradient_scale are added to g, and are dx (B n, C).
   /// @pre forward(..., Normalise) of the same pass, and nothing since that uses the workspace
   void backward(Stream& stream, Params<T const> const& w, Params<Gradient> const& g, Pass const& pass, T const* x,
-                Statistics const& norm, Evaluate const& to, double loss_weight, double gradient_scale, T* dx) const {
+                Statistics const& norm, LossTarget const& loss, double gradient_scale, T* dx) const {
     T* const narrow = context_->workspace.narrow;
-    context_->classifier.backward(stream, pass, narrow, w.tokens.data, g.tokens, to, loss_weight, gradient_scale);
+    context_->classifier.backward(stream, pass, narrow, w.tokens.data, g.tokens, loss, gradient_scale);
     Formulas<D, T>(*context_, stream, pass.rows()).norm_backward(w.ln_f, g.ln_f, x, norm, narrow, nullptr, dx);
   }
 
@@ -404,8 +409,9 @@ struct GptLayers {
             .tied = true};
   }
 
-  /// A pass through all layers, forward of nanoGPT's GPT.
-  /// @param end  how the head ends it: Normalise in training, Evaluate, or Sample
+  /// A pass through all layers: GPT.forward of nanoGPT. Each layer is an fsdp::ShardedModule: its forward gathers the layer's
+  /// parameters, calls the layer with them and reshards them, and its backward also reduces the gradients over ranks.
+  /// @param end  how the head ends the pass: Normalise in training, LossTarget in evaluation, or Sample
   template <class Model, class End>
   static void forward(Model& model, Pass const& pass, std::int32_t const* tokens, End const& end) {
     auto const& a = model.activations();
@@ -413,12 +419,14 @@ struct GptLayers {
     for (std::int64_t layer = 0; layer < model.layers(); ++layer) model.block(layer).forward(pass, a.block(layer));
     model.head().forward(pass, a.final_rows(), a.final_norm(), end);
   }
-  /// Backward of the loss, from the head down to the embedding. a.gradient() is that of the residual stream.
+  /// Backward of the loss, from the head down to the embedding. a.gradient() is that of the residual stream. Layers below
+  /// the lowest that trains do nothing.
+  /// @param gradient_scale  multiplies gradients, but not the loss
   template <class Model>
-  static void backward(Model& model, Pass const& pass, std::int32_t const* tokens, Evaluate const& loss,
+  static void backward(Model& model, Pass const& pass, std::int32_t const* tokens, LossTarget const& loss,
                        double gradient_scale) {
     auto const& a = model.activations();
-    model.head().backward(pass, a.final_rows(), a.final_norm(), loss, loss.weight, gradient_scale, a.gradient());
+    model.head().backward(pass, a.final_rows(), a.final_norm(), loss, gradient_scale, a.gradient());
     for (std::int64_t layer = model.layers(); layer-- > 0;) {
       model.recompute_segment(pass, layer);
       model.block(layer).backward(pass, a.block(layer), a.gradient());
@@ -427,22 +435,12 @@ struct GptLayers {
   }
 };
 
-using GptOptions = DecoderOptions;
-
-/// Options that suit a device.
-template <class D>
-GptOptions gpt_options() {
-  return decoder_options<D>();
-}
-
-/// A GPT on an engine E, which must outlive it: Decoder has what it does.
-///
-/// Its units are the embeddings with the head (one root unit, wte is tied), and every block or, as the options say,
-/// neighbouring blocks.
+/// A GPT on an engine E, which must outlive it. Its member functions are in Decoder. The embedding and the head are one
+/// unit, because wte is tied; every block is a unit, or neighbouring blocks are, if the options say so.
 template <class E>
 class Gpt : public Decoder<E, GptLayers> {
  public:
-  Gpt(E& engine, GptConfig const& config, std::int64_t batch, std::int64_t length, GptOptions const& options = {})
+  Gpt(E& engine, GptConfig const& config, std::int64_t batch, std::int64_t length, DecoderOptions const& options = {})
       : Decoder<E, GptLayers>(engine, config, batch, length, options) {}
 };
 

@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# README's example is the loop of examples/mlp; docs/libtorch.md has the difference of two trainers; every file, folder and heading that README and docs/ link to, and
+# README shows examples/usage/smallest_trainer.cpp; docs/libtorch.md has the difference of two trainers; every file, folder and heading that README and docs/ link to, and
 # every path in them, exists; each function in the walks of docs/concepts.md is in its file.
 set -euo pipefail
 cd "${FSDP_SOURCE:-$(dirname "$0")/../..}"
-loop=$(sed -n '/\[README\]/,/\[README\]/p' examples/mlp/train.hpp | sed '1d;$d' | sed 's/^  //')
 shown=$(sed -n '/^```cpp$/,/^```$/p' README.md | sed '1d;$d')
-[[ $(wc -l <<<"$loop") -gt 10 ]] || { echo "no [README] part in examples/mlp/train.hpp"; exit 1; }
-diff <(echo "$shown") <(echo "$loop") || { echo "README.md does not show examples/mlp/train.hpp"; exit 1; }
+program=$(sed -n '/^#include/,/^\/\/ Output:$/p' examples/usage/smallest_trainer.cpp | sed '$d' | sed -e :a -e '/^\n*$/{$d;N;ba' -e '}')
+diff <(echo "$shown") <(echo "$program") || { echo "README.md does not show examples/usage/smallest_trainer.cpp"; exit 1; }
 
 difference=$(diff -U3 examples/libtorch/train.cpp examples/libtorch/train_sharded.cpp | sed '1,2d; /^@@/d') || true
 shown=$(sed -n '/^```diff$/,/^```$/p' docs/libtorch.md | sed '1d;$d')
@@ -27,7 +26,7 @@ anchors() {
   awk '/^ *```/ { fence = !fence } !fence && /^#/' "$1" | sed -E 's/^#+ +//; s/\[([^]]*)\]\([^)]*\)/\1/g' | tr 'A-Z ' 'a-z-' | tr -cd 'a-z0-9_\n-'
 }
 links=0
-for page in README.md CONTRIBUTING.md docs/*.md docs/adr/*.md examples/*/README.md; do
+for page in README.md CONTRIBUTING.md docs/*.md docs/adr/*.md docs/history/*.md examples/*/README.md; do
   while read -r target; do
     [[ $target == *://* ]] && continue
     links=$((links + 1)) file=$page
@@ -39,6 +38,6 @@ done
 while read -r where; do
   path=$(sed -E 's/.*`([^`]+)`$/\1/' <<<"$where")
   [[ -e $path || $path == */NAME ]] || { echo "$where, which does not exist"; failed=1; }
-done < <(grep -noE '`(benchmarks|cmake|docs|examples|include|tests)/[A-Za-z0-9_./-]+`' README.md CONTRIBUTING.md docs/*.md docs/adr/*.md examples/*/README.md)
+done < <(grep -noE '`(benchmarks|cmake|docs|examples|include|tests)/[A-Za-z0-9_./-]+`' README.md CONTRIBUTING.md docs/*.md docs/adr/*.md docs/history/*.md examples/*/README.md)
 ((links > 200)) || { echo "only $links links were found"; failed=1; }
 exit $failed

@@ -181,8 +181,8 @@ class Model {
   }
 
  private:
-  llama::LlamaOptions options(Run const& run) const {
-    llama::LlamaOptions options;
+  llama::DecoderOptions options(Run const& run) const {
+    llama::DecoderOptions options;
     options.recompute = run.recompute;
     options.segment = run.segment;
     options.unit_layers = run.unit_layers;

@@ -92,7 +92,7 @@ Continued continued(llama_golden::Text const& text, int ranks, bool at_once) {
     fsdp::Mesh mesh(std::move(comm));
     Engine engine(mesh, fsdp::FullShard{});
     auto const config = llama_golden::config_of(text.shape);
-    llama::LlamaOptions options;
+    llama::DecoderOptions options;
     options.training = false;
     llama::Llama<Engine> model(engine, config, 1, static_cast<std::int64_t>(text.ids.size()), options);
     llama_golden::begin(engine, config.hidden_size);

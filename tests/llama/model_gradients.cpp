@@ -24,7 +24,7 @@ struct Case {
   std::string name;
   llama::LlamaConfig config;
   std::int64_t batch, length;
-  llama::LlamaOptions options;
+  llama::DecoderOptions options;
 };
 
 /// Two layers of width 12. H, K: heads of `size`.
@@ -37,8 +37,8 @@ llama::LlamaConfig shape(std::int64_t layers, std::int64_t heads, std::int64_t k
 }
 
 std::vector<Case> cases() {
-  llama::LlamaOptions plain;
-  llama::LlamaOptions panels;  // several panels, one head at a time, logits in parts of few rows
+  llama::DecoderOptions plain;
+  llama::DecoderOptions panels;  // several panels, one head at a time, logits in parts of few rows
   panels.panel = 3;
   panels.attention_elements = 1;
   panels.logits_elements = 128 * 4;

@@ -103,7 +103,7 @@ TEST_CASE("a Llama begins with HuggingFace's values", "[llama][init]") {
     using Engine = llama_golden::Model<fsdp::Fp32>::Engine;
     fsdp::Mesh mesh(std::move(comm));
     Engine engine(mesh, fsdp::FullShard{});
-    llama::LlamaOptions options;
+    llama::DecoderOptions options;
     options.tuning = adapters();
     llama::Llama<Engine> const model(engine, llama_golden::config_of("llama3"), 1, 1, options);
     fsdp::export_full(engine, llama_golden::keep(tensors));
@@ -130,7 +130,7 @@ TEST_CASE("what cannot be tuned is refused", "[llama][tuning]") {
   using Engine = model_test::DirectEngine<float>;
   auto const build = [](transformer::Tuning const& tuning) {
     Engine engine;
-    llama::LlamaOptions options;
+    llama::DecoderOptions options;
     options.tuning = tuning;
     llama::Llama<Engine> const model(engine, llama_golden::config_of("llama3"), 1, 8, options);
   };

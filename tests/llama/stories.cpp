@@ -53,7 +53,7 @@ std::string story(llama::LlamaConfig const& config, Tokenizer const& tokenizer, 
     bool const first = comm.rank() == 0;
     fsdp::Mesh<Comm> mesh(std::move(comm));
     Engine engine(mesh, fsdp::FullShard{}, {});
-    llama::LlamaOptions options;
+    llama::DecoderOptions options;
     options.training = false;
     llama::Llama<Engine> model(engine, config, 1, 80, options);
     engine.seal();

@@ -80,7 +80,7 @@ std::vector<std::int32_t> starts(BatchSource source, Share const& split, Fill fi
 
 std::vector<std::int32_t> training(BatchSource const& source, Share const& split, std::int64_t iteration) {
   return starts(source, split, [&](BatchSource const& mine, std::int64_t micro, auto& x, auto& y) {
-    mine.training(iteration, micro, x, y);
+    mine.read_training_batch(iteration, micro, x, y);
   });
 }
 
@@ -235,7 +235,7 @@ TEST_CASE(
         for (std::int64_t micro = 0; micro < source.micro_steps(); ++micro) {
           for (source.rank = 0; source.rank < ranks; ++source.rank) {
             Batch batch{std::vector<std::int32_t>(24), std::vector<std::int32_t>(24)};
-            source.training(3, micro, batch.first, batch.second);
+            source.read_training_batch(3, micro, batch.first, batch.second);
             if (source.has_sequences(micro)) {
               CHECK(source.first_of(micro) == 3 * static_cast<std::int64_t>(batches.size()));
               weight += source.training_weight(3) / static_cast<double>(ranks);
@@ -349,15 +349,15 @@ TEST_CASE("a token that has appeared outside the vocabulary since the files were
   source.block_size = 8;
   source.vocab_size = 100;
   std::vector<std::int32_t> x(8), y(8);
-  for (std::int64_t i = 0; i < 24; ++i) source.training(i, 0, x, y);
+  for (std::int64_t i = 0; i < 24; ++i) source.read_training_batch(i, 0, x, y);
   source.vocab_size = 95;  // as if 95 to 99 had been written since
   auto const whats = [&](Split split) {
     return fsdp::testing::what([&] {
       for (std::int64_t i = 0; i < 24; ++i) {
         if (split == Split::val)
-          source.evaluation(split, i, x, y);
+          source.read_evaluation_batch(split, i, x, y);
         else
-          source.training(i, 0, x, y);
+          source.read_training_batch(i, 0, x, y);
         CHECK(std::all_of(y.begin(), y.end(), [](auto token) { return token < 95; }));
       }
     });
@@ -413,7 +413,7 @@ TEST_CASE("evaluations draw the same sequences for every number of ranks, anywhe
   source.block_size = 8;
   auto const drawn = [&](Split split, Share const& ranks, std::int64_t batch) {
     return starts(source, ranks, [&](BatchSource const& mine, std::int64_t, auto& x, auto& y) {
-      mine.evaluation(split, batch, x, y);
+      mine.read_evaluation_batch(split, batch, x, y);
     });
   };
   std::set<std::int32_t> met;
@@ -438,13 +438,13 @@ TEST_CASE("without data the tokens are random, inside the vocabulary, and the sa
   source.block_size = 4;
   std::vector<std::int32_t> x(48), y(48), half_x(24), half_y(24);
   source.batch_size = 12;
-  source.training(2, 0, x, y);
+  source.read_training_batch(2, 0, x, y);
   CHECK(std::all_of(x.begin(), x.end(), [](auto token) { return token >= 0 && token < 7; }));
   CHECK(std::set<std::int32_t>(x.begin(), x.end()).size() == 7);
   source.batch_size = 6;
   source.ranks = source.gradient_accumulation_steps = 2;
   for (source.rank = 0; source.rank < 2; ++source.rank) {
-    source.training(2, 0, half_x, half_y);
+    source.read_training_batch(2, 0, half_x, half_y);
     CHECK(std::equal(half_x.begin(), half_x.end(), x.begin() + 24 * source.rank));
     CHECK(std::equal(half_y.begin(), half_y.end(), y.begin() + 24 * source.rank));
   }

@@ -438,19 +438,19 @@ TEST_CASE("the learning rate warms up, decays by a cosine, and stays at its end"
   s.min_lr = 1e-4;
   s.warmup_iters = 100;
   s.lr_decay_iters = 5000;
-  CHECK(learning_rate(s).at(0) == Approx(1e-3 / 101).epsilon(1e-14));
-  CHECK(learning_rate(s).at(99) == Approx(1e-3 * 100 / 101).epsilon(1e-14));
-  CHECK(learning_rate(s).at(100) == 1e-3);
-  CHECK(learning_rate(s).at(2550) == Approx(5.5e-4).epsilon(1e-12));  // half way: the mean of both
-  CHECK(learning_rate(s).at(1325) == Approx(1e-4 + 0.5 * (1 + std::sqrt(0.5)) * 9e-4).epsilon(1e-12));
-  CHECK(learning_rate(s).at(5000) == Approx(1e-4).epsilon(1e-12));
-  CHECK(learning_rate(s).at(5001) == 1e-4);
-  CHECK(learning_rate(s).at(1000000) == 1e-4);
+  CHECK(learning_rate_schedule(s).at(0) == Approx(1e-3 / 101).epsilon(1e-14));
+  CHECK(learning_rate_schedule(s).at(99) == Approx(1e-3 * 100 / 101).epsilon(1e-14));
+  CHECK(learning_rate_schedule(s).at(100) == 1e-3);
+  CHECK(learning_rate_schedule(s).at(2550) == Approx(5.5e-4).epsilon(1e-12));  // half way: the mean of both
+  CHECK(learning_rate_schedule(s).at(1325) == Approx(1e-4 + 0.5 * (1 + std::sqrt(0.5)) * 9e-4).epsilon(1e-12));
+  CHECK(learning_rate_schedule(s).at(5000) == Approx(1e-4).epsilon(1e-12));
+  CHECK(learning_rate_schedule(s).at(5001) == 1e-4);
+  CHECK(learning_rate_schedule(s).at(1000000) == 1e-4);
   s.decay_lr = false;
-  CHECK(learning_rate(s).at(0) == 1e-3);
+  CHECK(learning_rate_schedule(s).at(0) == 1e-3);
   s.decay_lr = true;
   s.warmup_iters = 5000;
-  CHECK(learning_rate(s).at(5000) == 1e-4);  // nothing left to decay over: no division by zero
+  CHECK(learning_rate_schedule(s).at(5000) == 1e-4);  // nothing left to decay over: no division by zero
 }
 
 TEST_CASE("help has every setting of a command under a heading, but for those that are always refused") {

@@ -24,7 +24,7 @@ struct Described {
 
 Described describe(GptConfig const& config) {
   model_test::DirectEngine<float> engine;
-  nanogpt::GptOptions options;
+  nanogpt::DecoderOptions options;
   options.training = false;
   nanogpt::Gpt<model_test::DirectEngine<float>> model(engine, config, 1, 1, options);
   Described counts;

@@ -72,7 +72,7 @@ std::vector<std::int32_t> continued(Model& model, std::vector<std::int32_t> text
 
 TEST_CASE("a text three times the block has the tokens of a loop without a cache", "[nanogpt][model][decode]") {
   auto const check = [](auto engine) {
-    nanogpt::GptOptions options;
+    nanogpt::DecoderOptions options;
     options.training = false;
     nanogpt::Gpt model(*engine, small_config(), 1, 12, options);
     engine->store().randomise(43, 0.4);
@@ -115,7 +115,7 @@ TEST_CASE("decoding token by token equals computing the whole text", "[nanogpt][
   for (bool const training : {true, false}) {
     CAPTURE(training);
     Engine engine;
-    nanogpt::GptOptions options;
+    nanogpt::DecoderOptions options;
     options.training = training;
     options.panel = 4;
     Gpt model(engine, small_config(), training ? 3 : 1, 11, options);
@@ -142,7 +142,7 @@ TEST_CASE("recomputed layers keep no text to go on from", "[nanogpt][model][deco
   for (std::int64_t const recompute : {0, 1, 2}) {
     CAPTURE(recompute);
     Engine engine;
-    nanogpt::GptOptions options;
+    nanogpt::DecoderOptions options;
     options.recompute = recompute;
     Gpt model(engine, small_config(), 1, 8, options);
     engine.store().randomise(23, 0.4);
@@ -165,7 +165,7 @@ TEST_CASE("layers in one segment keep a text to go on from, layers in two do not
   for (std::int64_t const segment : {1, 2, 3}) {
     CAPTURE(segment);
     Engine engine;
-    nanogpt::GptOptions options;
+    nanogpt::DecoderOptions options;
     options.recompute = 3;
     options.segment = segment;
     Gpt model(engine, config, 1, 8, options);
@@ -182,7 +182,7 @@ TEST_CASE("layers in one segment keep a text to go on from, layers in two do not
 
 TEST_CASE("logits give the loss that evaluation gives", "[nanogpt][model][decode]") {
   Engine engine;
-  nanogpt::GptOptions options;
+  nanogpt::DecoderOptions options;
   options.training = false;
   Gpt model(engine, small_config(), 2, 5, options);
   engine.store().randomise(29, 0.4);

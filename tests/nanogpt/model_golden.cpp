@@ -117,8 +117,8 @@ class Model {
   static nanogpt::GptConfig shape(Activation activation) {
     return {golden::layers, golden::heads, golden::width, golden::block, golden::vocabulary, 0.0f, true, activation};
   }
-  static nanogpt::GptOptions options(Case const& c) {
-    nanogpt::GptOptions options;
+  static nanogpt::DecoderOptions options(Case const& c) {
+    nanogpt::DecoderOptions options;
     options.recompute = c.recompute;
     options.panel = 8;
     options.logits_elements = 12 * shape(c.activation).padded_vocab();  // several parts

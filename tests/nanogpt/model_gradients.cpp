@@ -25,7 +25,7 @@ struct Case {
   std::string name;
   nanogpt::GptConfig config;
   std::int64_t batch, length;
-  nanogpt::GptOptions options;
+  nanogpt::DecoderOptions options;
 };
 
 nanogpt::GptConfig shape(std::int64_t layers, std::int64_t heads, std::int64_t width, std::int64_t block,
@@ -34,22 +34,22 @@ nanogpt::GptConfig shape(std::int64_t layers, std::int64_t heads, std::int64_t w
 }
 
 std::vector<Case> cases() {
-  nanogpt::GptOptions plain;
-  nanogpt::GptOptions panels;  // several panels, one head at a time, logits in parts of few rows
+  nanogpt::DecoderOptions plain;
+  nanogpt::DecoderOptions panels;  // several panels, one head at a time, logits in parts of few rows
   panels.panel = 3;
   panels.attention_elements = 1;
   panels.logits_elements = 128 * 4;
-  nanogpt::GptOptions recompute = panels;
+  nanogpt::DecoderOptions recompute = panels;
   recompute.recompute = 3;
   auto tanh_gelu = shape(2, 2, 8, 8, 13, true, 0.0f);
   tanh_gelu.activation = nanogpt::Activation::gelu_new;
-  nanogpt::GptOptions recompute_some = panels;
+  nanogpt::DecoderOptions recompute_some = panels;
   recompute_some.recompute = 2;
-  nanogpt::GptOptions segments = recompute, adapters_in_segments = plain;
+  nanogpt::DecoderOptions segments = recompute, adapters_in_segments = plain;
   segments.recompute = 5, segments.segment = 2;
   adapters_in_segments.recompute = 4, adapters_in_segments.segment = 3;
   adapters_in_segments.tuning.lora_rank = 3, adapters_in_segments.tuning.lora_scale = 0.7f;
-  nanogpt::GptOptions adapters = plain, adapters_recomputed = recompute_some;
+  nanogpt::DecoderOptions adapters = plain, adapters_recomputed = recompute_some;
   adapters.tuning.lora_rank = 3, adapters.tuning.lora_scale = 0.7f;
   adapters_recomputed.tuning = adapters.tuning;
   return {
@@ -89,7 +89,7 @@ TEST_CASE("every tensor's gradient is the derivative of the loss", "[nanogpt][mo
 
     // The loss comes from the same micro-step, so that the masks are those of its backward.
     auto const loss = [&] {
-      model.set_masks(4);
+      model.set_dropout_masks(4);
       model.forward_backward(tokens.data(), targets.data());
       return model.read_loss();
     };
@@ -184,7 +184,7 @@ TEST_CASE("dropout draws another mask for every micro-step and none in evaluatio
   engine.store().randomise(3, 0.5);
   auto const tokens = ids(16, 13, 3), targets = ids(16, 13, 5);
   auto const loss_at = [&](std::uint64_t step) {
-    model.set_masks(step);
+    model.set_dropout_masks(step);
     model.forward_backward(tokens.data(), targets.data());
     return model.read_loss();
   };
@@ -206,12 +206,12 @@ TEST_CASE("a sequence's dropout masks depend on its number, not on the batch tha
   engine.store().randomise(3, 0.5);
   alone.store().randomise(3, 0.5);
   auto const tokens = ids(16, 13, 3), targets = ids(16, 13, 5);
-  model.set_masks(7, 6);
+  model.set_dropout_masks(7, 6);
   model.forward_backward(tokens.data(), targets.data());
   double const together = model.read_loss();
   engine.store().forget_gradients();
   auto const loss_of = [&](std::ptrdiff_t sequence, std::int64_t number) {
-    single.set_masks(7, number);
+    single.set_dropout_masks(7, number);
     single.forward_backward(tokens.data() + 8 * sequence, targets.data() + 8 * sequence);
     return single.read_loss();
   };

@@ -63,7 +63,7 @@ struct Sizes {
   std::int64_t activations = 0;
   fsdp::Counts forward, backward;
 };
-Sizes sizes_of(int ranks, nanogpt::GptOptions const& options,
+Sizes sizes_of(int ranks, nanogpt::DecoderOptions const& options,
                fsdp::ShardingStrategy const& strategy = fsdp::FullShard{}, int prefetch = 1) {
   Sizes sizes;
   fsdp::local::run(ranks, Device{}, [&](Comm comm) {
@@ -79,8 +79,8 @@ Sizes sizes_of(int ranks, nanogpt::GptOptions const& options,
   });
   return sizes;
 }
-nanogpt::GptOptions recomputing(std::int64_t layers, std::int64_t segment) {
-  nanogpt::GptOptions options;
+nanogpt::DecoderOptions recomputing(std::int64_t layers, std::int64_t segment) {
+  nanogpt::DecoderOptions options;
   options.recompute = layers;
   options.segment = segment;
   return options;
@@ -155,7 +155,7 @@ TEST_CASE("segments of layers gather each unit as often as without", "[nanogpt][
   for (int const ranks : {1, 2}) {
     for (int const prefetch : {0, 1, 2, 3}) {
       for (auto const& tuning : {transformer::Tuning{}, adapters(3), last(2)}) {
-        nanogpt::GptOptions options;
+        nanogpt::DecoderOptions options;
         options.tuning = tuning;
         auto const kept = sizes_of(ranks, options, fsdp::FullShard{}, prefetch);
         CHECK((ranks == 1 || kept.backward.all_gather.calls > 0));

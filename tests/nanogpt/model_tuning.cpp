@@ -66,7 +66,7 @@ Result train(Run const& of, Weights const& from = {}, int steps = 4) {
     bool const first = comm.rank() == 0;
     fsdp::Mesh mesh(std::move(comm));
     fsdp::Engine engine(mesh, of.strategy, {.prefetch = of.prefetch, .seed = 11});
-    nanogpt::GptOptions options;
+    nanogpt::DecoderOptions options;
     options.panel = 8;
     options.recompute = of.recompute;
     options.tuning = of.tuning;

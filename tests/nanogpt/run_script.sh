@@ -91,7 +91,7 @@ fallback() { # fallback MESSAGE PATH: the documentation, said aloud
   says "training on the documentation of this repository"
   check "dataset '$dataset'" test "$dataset" = documentation
   check "it is '$made_of'" test "$made_of" = "the documentation of this repository"
-  check "the text lacks this repository's README" grep -qF "$(sed -n '3s/[`*].*//p' "${root:-$source_folder}/README.md")" "$text"
+  check "the text lacks this repository's README" grep -qF "$(sed -n '3{s/[`*].*//;p}' "${root:-$source_folder}/README.md")" "$text"
   check "something is left over" test "$(ls here)" = documentation.txt
 }
 fallback "the download failed (curl: (7) refused)" "$work/refused:$work/tools"

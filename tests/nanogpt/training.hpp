@@ -55,7 +55,7 @@ Outcome train(fsdp::ShardingStrategy const& strategy, D const& device, TrainingR
     using Engine = fsdp::Engine<fsdp::local::Communicator<D>, P>;
     fsdp::Mesh mesh(std::move(comm));
     Engine engine(mesh, fsdp::testing::in_groups_of(run.shard_group, strategy), {.prefetch = run.prefetch, .seed = 11});
-    nanogpt::GptOptions options;
+    nanogpt::DecoderOptions options;
     options.seed = 100 + static_cast<std::uint64_t>(engine.rank());
     options.panel = 8;
     options.logits_elements = 12 * run.config.padded_vocab();  // several parts

@@ -122,7 +122,7 @@ TEST_CASE("each document is a row: the token that begins texts, its own, padding
   std::map<std::int32_t, Row> rows;  // by second token
   for (std::int64_t iteration = 0; iteration < 3; ++iteration) {
     std::vector<std::int32_t> inputs(5), targets(5);
-    source.training(iteration, 0, inputs, targets);
+    source.read_training_batch(iteration, 0, inputs, targets);
     rows[targets[0]] = {inputs, targets};
   }
   REQUIRE(rows.size() == 3);
@@ -223,7 +223,7 @@ TEST_CASE("the rows of an iteration and their weight do not depend on how ranks 
           source.rank = rank;
           source.random_windows = random;
           std::vector<std::int32_t> inputs(static_cast<std::size_t>(batch * block)), targets(inputs.size());
-          source.training(iteration, micro, inputs, targets);
+          source.read_training_batch(iteration, micro, inputs, targets);
           double mean = 0;
           for (auto const target : targets) {
             if (target == padding) continue;
@@ -256,7 +256,7 @@ TEST_CASE("an epoch meets each row once, over all files") {
   std::map<std::vector<std::int32_t>, int> seen;
   for (std::int64_t iteration = 0; iteration < 46; ++iteration) {
     std::vector<std::int32_t> inputs(64), targets(64);
-    source.training(iteration, 0, inputs, targets);
+    source.read_training_batch(iteration, 0, inputs, targets);
     ++seen[targets];
   }
   CHECK(seen.size() == 23);
@@ -275,7 +275,7 @@ TEST_CASE("the loss of an evaluation is the mean over its targets") {
       auto const weight = source.evaluation_weight(Split::val, 6, batches);
       for (std::int64_t k = 0; k < batches; ++k) {
         std::vector<std::int32_t> inputs(static_cast<std::size_t>(batch * block)), targets(inputs.size());
-        source.evaluation(Split::val, 6 + k, inputs, targets);
+        source.read_evaluation_batch(Split::val, 6 + k, inputs, targets);
         double mean = 0;
         for (auto const target : targets)
           if (target != padding) mean += target, sum += target, ++targets_seen;

@@ -18,11 +18,11 @@ namespace transformer {
 /// them once, in backward, where the gradient slot of the matrix is at hand: a part's logits, their loss and gradient
 /// in place, then at once both products of that gradient. Forward only normalises.
 ///
-/// How a pass through the head ends: nothing more (training), a loss (evaluation), or logits (sampling).
+/// A pass through the head ends with the norm in training, a loss in evaluation, or logits in sampling.
 struct Normalise {};
 
 /// *loss += weight * mean cross-entropy of the pass. A negative target counts as a row without loss.
-struct Evaluate {
+struct LossTarget {
   std::int32_t const* targets;  // (B n)
   double* loss;                 // device memory
   double weight = 1.0;
@@ -59,15 +59,15 @@ struct Classifier {
   /// *to.loss += to.weight * mean cross-entropy of the pass.
   /// @param normal  (B n, C)
   /// @param weight  (V, C)
-  void evaluate(Stream& stream, Pass const& pass, T const* normal, T const* weight, Evaluate const& to) const;
+  void evaluate(Stream& stream, Pass const& pass, T const* normal, T const* weight, LossTarget const& to) const;
 
   /// logits (V) of one row.
   void sample(Stream& stream, T const* normal, T const* weight, T* logits) const;
 
-  /// *to.loss += loss_weight * mean cross-entropy, whatever to.weight; g += its gradient times gradient_scale;
-  /// normal (B n, C) becomes that of itself, times gradient_scale.
+  /// *to.loss += to.weight * mean cross-entropy. Its gradients times gradient_scale are added to g, and replace
+  /// normal (B n, C).
   void backward(Stream& stream, Pass const& pass, T* normal, T const* weight, fsdp::Tensor<Gradient, 2> const& g,
-                Evaluate const& to, double loss_weight, double gradient_scale) const;
+                LossTarget const& to, double gradient_scale) const;
 
  private:
   template <class Body>
@@ -86,7 +86,7 @@ struct Classifier {
 
 template <class D, class T>
 void Classifier<D, T>::evaluate(Stream& stream, Pass const& pass, T const* normal, T const* weight,
-                                Evaluate const& to) const {
+                                LossTarget const& to) const {
   each_part(pass, [&](std::int64_t first, std::int64_t count) {
     compute(stream, normal + first * width, weight, count);
     cross_entropy_forward(device, stream, scratch.logits, to.targets + first, scratch.losses + first, count, vocabulary,
@@ -102,9 +102,8 @@ void Classifier<D, T>::sample(Stream& stream, T const* normal, T const* weight, 
 
 template <class D, class T>
 void Classifier<D, T>::backward(Stream& stream, Pass const& pass, T* normal, T const* weight,
-                                fsdp::Tensor<Gradient, 2> const& g, Evaluate const& to, double loss_weight,
-                                double gradient_scale) const {
-  double const scale = loss_weight * gradient_scale / static_cast<double>(pass.rows());
+                                fsdp::Tensor<Gradient, 2> const& g, LossTarget const& to, double gradient_scale) const {
+  double const scale = to.weight * gradient_scale / static_cast<double>(pass.rows());
   each_part(pass, [&](std::int64_t first, std::int64_t count) {
     T* const rows = normal + first * width;
     T* const logits = scratch.logits;
@@ -116,7 +115,7 @@ void Classifier<D, T>::backward(Stream& stream, Pass const& pass, T* normal, T c
     linear_input_gradient(*gemm, stream, count, width, vocabulary, static_cast<T const*>(logits), padded(), weight,
                           rows);
   });
-  add_loss(stream, pass, loss_weight, to.loss);
+  add_loss(stream, pass, to.weight, to.loss);
 }
 
 }  // namespace transformer

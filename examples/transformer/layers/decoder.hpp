@@ -37,7 +37,7 @@ namespace transformer {
 ///   static DecoderShape shape(Config const&);
 ///   static constexpr std::string_view embedding, blocks, head;  // prefixes of tensor names; a block's: "blocks.3"
 ///   static void forward(Decoder&, Pass const&, std::int32_t const* tokens, End const&);  // calls the layers in order
-///   static void backward(Decoder&, Pass const&, std::int32_t const* tokens, Evaluate const&, double gradient_scale);
+///   static void backward(Decoder&, Pass const&, std::int32_t const* tokens, LossTarget const&, double gradient_scale);
 /// @endcode
 /// @note Collective: every member function that computes is called by all ranks, with data of their own.
 template <class E, class M>
@@ -113,7 +113,7 @@ class Decoder {
     pass.sequence = mask_sequence_;
     auto const ids = upload(tokens, targets, pass);
     M::forward(*this, pass, ids.tokens, Normalise{});
-    M::backward(*this, pass, ids.tokens, Evaluate{ids.targets, train_loss(), loss_weight}, gradient_scale);
+    M::backward(*this, pass, ids.tokens, LossTarget{ids.targets, train_loss(), loss_weight}, gradient_scale);
     feed_.release(engine_.compute());
   }
 
@@ -121,7 +121,7 @@ class Decoder {
   /// on the seed, the step and its number alone, whoever computes it.
   /// @param step  below 2^40
   /// @param sequence  number of the batch's first sequence; no two of a step should share one
-  void set_masks(std::uint64_t step, std::int64_t sequence = 0) {
+  void set_dropout_masks(std::uint64_t step, std::int64_t sequence = 0) {
     mask_step_ = step;
     mask_sequence_ = sequence;
   }
@@ -142,7 +142,7 @@ class Decoder {
     auto const scope = engine_.evaluation();
     Pass const pass = whole_pass();
     auto const ids = upload(tokens, targets, pass);
-    M::forward(*this, pass, ids.tokens, Evaluate{ids.targets, evaluation_loss(), weight});
+    M::forward(*this, pass, ids.tokens, LossTarget{ids.targets, evaluation_loss(), weight});
     feed_.release(engine_.compute());
     ++evaluations_;
   }

@@ -34,8 +34,8 @@ struct JoinedLinear {
       if (weights[i].data + weights[i].numel() != weights[i + 1].data) return false;
     return true;
   }
-  /// Something is trained that needs the layers' input in backward.
-  bool trains() const {
+  /// Backward needs the layers' input, because a gradient of a weight or an adapter is wanted.
+  bool wants_input() const {
     bool any = false;
     for (std::size_t i = 0; i < N; ++i) any = any || weights[i].wanted() || adapters[i].a.wanted();
     return any;

@@ -18,8 +18,8 @@ struct Linear {
   fsdp::Tensor<E, 1> bias;    // (out); without data in layers without bias
   Adapter<E> adapter;         // without data in layers without adapter
 
-  /// Something is trained that needs the layer's input in backward.
-  bool trains() const { return weight.wanted() || adapter.a.wanted(); }
+  /// Backward needs the layer's input, because a gradient of weight or adapter is wanted.
+  bool wants_input() const { return weight.wanted() || adapter.a.wanted(); }
 };
 
 /// Linear layers of one pass: for its rows, on its stream. Every function only enqueues.

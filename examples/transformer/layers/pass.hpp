@@ -23,7 +23,8 @@ struct Pass {
   std::int64_t rows() const { return batch * length; }
   /// Number of the first row, as masks count them.
   std::int64_t first_row() const { return sequence * length; }
-  /// The mask of one place: layer -1 is the embedding; places of a layer are 0 to 3.
+  DropoutMask mask_of_embedding() const { return mask_at(-1, 0); }
+  /// The mask of one place in a layer; places are 0 to 3.
   DropoutMask mask_at(std::int64_t layer, std::uint32_t place) const {
     DropoutMask at = mask;
     at.site = static_cast<std::uint32_t>(layer + 1) * 4 + place;

@@ -26,7 +26,7 @@ fsdp::Offloaded offloaded(Settings const& settings, bool has_masters);
 /// @throws fsdp::ConfigError if there are no such layers, or fewer, or if segments would cut units
 std::int64_t segment_layers(Settings const& settings, std::int64_t unit_layers);
 /// learning_rate, min_lr, warmup_iters, lr_decay_iters (0: max_iters), decay_lr and lr_schedule.
-inline LearningRate learning_rate(Settings const& settings) {
+inline LearningRate learning_rate_schedule(Settings const& settings) {
   return {.highest = settings.learning_rate,
           .lowest = settings.min_lr,
           .warmup = settings.warmup_iters,

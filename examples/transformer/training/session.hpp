@@ -79,7 +79,7 @@ class Session {
 
   /// Begins the run, or goes on from the checkpoint that has been loaded.
   /// @return the first iteration
-  std::int64_t begin() {
+  std::int64_t begin_run() {
     if (ready_.resumed) resume();
     run_.vocabulary = ready_.vocabulary;
     run_.data = ready_.data;
@@ -116,7 +116,7 @@ class Session {
     evaluation_began_ = Clock::now();
   }
   /// Between batches: a rank was asked to stop. @note Collective: yes, at times.
-  bool leaves_evaluation() { return evaluation_vote_.stops(trainer_.engine()); }
+  bool should_leave_evaluation() { return evaluation_vote_.stops(trainer_.engine()); }
   /// Prints and logs the losses of both splits, and notes whether they are the best so far.
   void report_evaluation(std::array<double, 2> const& losses, double rate);
   int end_after_evaluation() { return stop_after(run_.iteration, "eval_only", EXIT_SUCCESS); }
@@ -153,7 +153,7 @@ class Session {
 
   /// Saves and ends a run that was asked to stop: whoever starts it again goes on from here.
   /// @return the exit code
-  int stop() {
+  int save_and_stop() {
     stop_if_asked();  // a second signal has come: nothing is saved
     if (trained_ == 0) {
       progress_.say("asked to stop: nothing was trained since the start, and nothing is saved");
@@ -171,7 +171,7 @@ class Session {
 
   /// Saves and ends a run that has reached max_iters.
   /// @return the exit code
-  int finish() {
+  int save_and_finish() {
     if (trained_ == 0) {
       progress_.say(
           fmt::format("nothing to do: the run is at iteration {}, and max_iters is {}", first_, settings_.max_iters));
