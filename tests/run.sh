@@ -89,6 +89,7 @@ if [[ -z $only ]]; then
   say "with two cores, and nothing built before: $duration"
 fi
 wish_for ninja=ninja-build ccache=ccache
+if ((all)); then wish_for doxygen=doxygen; fi # for docs_site
 wish_for_bf16
 need_tools fsdp fsdp::mpi "${demands[@]}"
 use_quick_tools

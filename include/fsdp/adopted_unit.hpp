@@ -17,17 +17,18 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 /// A tensor of the caller: the addresses of its pointers, and its shape.
 template <class Param, class Reduce>
 struct AdoptedTensor {
-  std::string name;
+  std::string name;          ///< full name, as messages and checkpoints have it
   Param** weight = nullptr;  ///< set while forward() or backward() lives
   /// Set while backward() lives. nullptr: the gradient stays 0, and weight decay goes on; see AdoptedOptions::frozen.
   Reduce** gradient = nullptr;
-  std::vector<std::int64_t> shape;
-  TensorOptions options{};
+  std::vector<std::int64_t> shape;  ///< row-major extents
+  TensorOptions options{};          ///< weight decay, initial values, whether it trains
   /// Index of this tensor in a stacked array (L, shape...) to which the pointers belong: `*weight + slice * elements`
   /// is set to the tensor. The caller may access no other slice.
   std::int64_t slice = 0;
 };
 
+/// Optional settings of an adopted unit, for its constructor.
 struct AdoptedOptions {
   /// The caller's kernels are enqueued on engine.compute(), which need not be inline then.
   bool kernels_are_enqueued = false;
@@ -48,9 +49,9 @@ struct AdoptedOptions {
 template <class E>
 class AdoptedUnit {
  public:
-  using Param = typename E::Param;
-  using Reduce = typename E::Reduce;
-  using Tensor = AdoptedTensor<Param, Reduce>;
+  using Param = typename E::Param;              ///< element type of the parameters that forward and backward read
+  using Reduce = typename E::Reduce;            ///< element type of the gradients that backward writes
+  using Tensor = AdoptedTensor<Param, Reduce>;  ///< one tensor of the unit
 
   /// @throws UsageError if compute is a host stream that is not inline, unless kernels are enqueued
   AdoptedUnit(E& engine, std::string name, std::vector<Tensor> tensors, AdoptedOptions options = {})
@@ -63,12 +64,13 @@ class AdoptedUnit {
       : AdoptedUnit(engine, &unit, name, std::move(tensors), options) {}
   template <class None = void>
   AdoptedUnit(E&, ...) = delete;  // fsdp: expected (engine, name, tensors[, AdoptedOptions]); check the names in braces
-  AdoptedUnit(AdoptedUnit&&) noexcept = default;
-  AdoptedUnit& operator=(AdoptedUnit&&) noexcept = default;
+  AdoptedUnit(AdoptedUnit&&) noexcept = default;  ///< passes of the source then throw; no Scope of it may live
+  AdoptedUnit& operator=(AdoptedUnit&&) noexcept = default;  ///< passes of the source then throw a UsageError
 
   /// Sets and clears the caller's pointers around one use.
   class [[nodiscard]] Scope {
    public:
+    /// Begins one use and sets the pointers: forward(), backward() and recompute() call it.
     Scope(AdoptedUnit& owner, Pass pass)
         : owner_(&owner),
           use_(pass == Pass::forward    ? owner.engine().forward_scope(owner.use_)
@@ -86,7 +88,9 @@ class AdoptedUnit {
     AdoptedUnit* owner_;
     typename E::Scope use_;
   };
+  /// Sets the weight pointers while the result lives. @note Stream and collective: as ShardedModule::forward.
   Scope forward() { return Scope(*this, Pass::forward); }
+  /// Sets weight and gradient pointers while the result lives. @note Stream and collective: as ShardedModule::backward.
   Scope backward() { return Scope(*this, Pass::backward); }
   /// Recomputes forward in backward: see Engine::recompute_segment.
   Scope recompute() { return Scope(*this, Pass::recompute); }
@@ -95,7 +99,7 @@ class AdoptedUnit {
   UnitId unit() const { return unit_; }
   /// The unit's turn in the declared order, for prefetch lists.
   UseId use() const { return use_; }
-  operator UseId() const { return use_; }
+  operator UseId() const { return use_; }  ///< the id that use() returns, so that lists of uses can contain the unit
 
  private:
   static constexpr std::int64_t most_slices = 1 << 20;

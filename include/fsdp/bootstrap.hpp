@@ -135,8 +135,8 @@ class TcpGroup {
     }
   }
 
-  int rank() const { return rank_; }
-  int size() const { return size_; }
+  int rank() const { return rank_; }  ///< this process's rank, from 0
+  int size() const { return size_; }  ///< number of ranks
 
   /// All-gathers a text. Blocks until every rank has come.
   /// @param what the texts are, in a word or two: equal on all ranks

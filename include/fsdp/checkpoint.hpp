@@ -103,7 +103,7 @@ class Save {
     for (auto const& slice : own_.slices) sum += slice.bytes();
     return sum;
   }
-  std::vector<Slice> const& slices() const { return own_.slices; }
+  std::vector<Slice> const& slices() const { return own_.slices; }  ///< slices of this rank's file, in their order
   /// Enqueues a copy of bytes [begin, begin + bytes) of a slice to host memory, on compute.
   void copy(std::size_t slice, std::int64_t begin, std::int64_t bytes, std::byte* to) const {
     auto const& place = own_.places[slice];
@@ -123,9 +123,9 @@ class Save {
     write_rank_file(folder_ / partial_, rank_file_name(engine_->rank(), manifest_.world_size), own_.slices,
                     std::forward<Block>(block));
   }
-  bool is_first() const { return engine_->rank() == 0; }
-  std::filesystem::path const& folder() const { return folder_; }
-  std::string const& partial() const { return partial_; }
+  bool is_first() const { return engine_->rank() == 0; }           ///< whether this rank is rank 0, which commits
+  std::filesystem::path const& folder() const { return folder_; }  ///< folder of the run's checkpoints
+  std::string const& partial() const { return partial_; }          ///< name of the hidden folder inside folder()
   /// Reports that this rank could not write its file: rank 0 sees it in the folder.
   void give_up(std::string_view why) const {
     auto const name = rank_file_name(engine_->rank(), manifest_.world_size);
@@ -219,7 +219,7 @@ std::filesystem::path save(E& engine, std::filesystem::path const& folder, nlohm
 
 /// Fields of a checkpoint that are not engine or optimizer state.
 struct LoadedCheckpoint {
-  std::filesystem::path folder;
+  std::filesystem::path folder;  ///< folder of the checkpoint, such as "out/step-100"
   std::int64_t step = 0;         ///< the step in its name
   int world_size = 1;            ///< ranks that saved it
   nlohmann::ordered_json extra;  ///< the caller's argument of save()

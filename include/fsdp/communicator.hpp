@@ -40,6 +40,7 @@ std::string ask_first_rank(C& world, std::string const& mine, std::string_view w
   else
     return answer(world.exchange(mine, what));
 }
+/// Former name of ask_first_rank.
 template <class C, class Answer>
 [[deprecated("write ask_first_rank")]] std::string consult(C& world, std::string const& mine, std::string_view what,
                                                            Answer const& answer) {
@@ -88,19 +89,19 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 /// A communicator whose kind is chosen at run time: threads, MPI or NCCL, or one of your own. Engines over it are
 /// compiled once for all kinds of one device.
 ///
-/// It models Communicator, and hands every call on. The contracts (who may read what when, what blocks, what is
+/// AnyCommunicator models Communicator, and hands every call on. The contracts (who may read what when, what blocks, what is
 /// collective, what is thrown) are those of the communicator that it holds. All optional members are there: it says at
 /// run time which ones its communicator has (registers_memory, takes_means, completes_in_order, sums).
 /// @throws UsageError from every call on an object that was moved from, except those that are noexcept
 template <Device D>
 class AnyCommunicator {
  public:
-  using Device = D;
-  using Stream = typename D::Stream;
+  using Device = D;                   ///< device of the communicators that it may hold
+  using Stream = typename D::Stream;  ///< stream of the device
 
   AnyCommunicator() = delete;
-  AnyCommunicator(AnyCommunicator&&) noexcept = default;
-  AnyCommunicator& operator=(AnyCommunicator&&) noexcept = default;
+  AnyCommunicator(AnyCommunicator&&) noexcept = default;             ///< takes the communicator out of the other object
+  AnyCommunicator& operator=(AnyCommunicator&&) noexcept = default;  ///< ends its communicator; takes the other's
   AnyCommunicator(AnyCommunicator const&) = delete;
   AnyCommunicator& operator=(AnyCommunicator const&) = delete;
   ~AnyCommunicator() = default;
@@ -113,42 +114,53 @@ class AnyCommunicator {
     static_assert(Communicator<C>, "AnyCommunicator holds models of fsdp::Communicator, and this type is none");
   }
 
-  int rank() const { return held().rank; }
-  int size() const { return held().size; }
-  Device const& device() const { return held().device; }
+  int rank() const { return held().rank; }                ///< this rank, in [0, size())
+  int size() const { return held().size; }                ///< number of ranks
+  Device const& device() const { return held().device; }  ///< device whose memory is moved
+  /// A communicator of the ranks of equal `color`, ordered by `key`. @note Collective: yes; blocks.
   AnyCommunicator split(int color, int key, std::string_view name) {
     return AnyCommunicator(held().split(color, key, name));
   }
-  void* allocate(std::size_t bytes) { return held().allocate(bytes); }
+  void* allocate(std::size_t bytes) { return held().allocate(bytes); }  ///< memory for collectives; all ranks call it
+  /// Returns memory of allocate(bytes). @note Collective: no. May block.
   void deallocate(void* memory, std::size_t bytes) noexcept {
     if (held_ != nullptr) held_->deallocate(memory, bytes);
   }
+  /// Registers memory of allocate(bytes) for collectives, if registers_memory(); else nothing. @note Collective: yes.
   void register_memory(void* memory, std::size_t bytes) { held().register_memory(memory, bytes); }
 
+  /// Gathers `count` elements of every rank, in rank order, into `recv` (size() * count). @note Collective: yes.
   template <class T>
   Ticket all_gather(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
     return held().collective(stream, {Transfer::Kind::all_gather, dtype_of<T>, send, recv, count}, label);
   }
+  /// Sums `send` (size() * count) over ranks; `recv` (count) gets slice rank() of the sum. @note Collective: yes.
   template <class T>
   Ticket reduce_scatter(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
     return held().collective(stream, {Transfer::Kind::reduce_scatter, dtype_of<T>, send, recv, count}, label);
   }
+  /// Sums `count` elements over ranks; every rank gets the sum. @note Collective: yes.
   template <class T>
   Ticket all_reduce(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
     return held().collective(stream, {Transfer::Kind::all_reduce, dtype_of<T>, send, recv, count}, label);
   }
+  /// The mean of `count` elements over ranks. @throws UsageError unless takes_means(). @note Collective: yes.
   Ticket all_reduce_mean(Stream& stream, float const* send, float* recv, std::size_t count, Label label) {
     return held().collective(stream, {Transfer::Kind::all_reduce_mean, DType::f32, send, recv, count}, label);
   }
+  /// Copies `count` elements of rank `root` to all ranks, in place. @note Collective: yes.
   template <class T>
   Ticket broadcast(Stream& stream, T* data, std::size_t count, int root, Label label) {
     return held().collective(stream, {Transfer::Kind::broadcast, dtype_of<T>, data, data, count, root}, label);
   }
+  /// Makes `stream` wait until no peer reads this rank's input of the collective `ticket` any more.
   void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) { held().wait_for_peers(stream, ticket, site); }
 
+  /// Texts of all ranks, in order. @param what  names the exchange; equal on all ranks. @note Collective: yes; blocks.
   std::vector<std::string> exchange(std::string const& text, std::string_view what) {
     return held().exchange(text, what);
   }
+  /// Gathers texts on rank 0, and returns its answer on all ranks: see comm::ask_first_rank.
   template <class Answer>
   std::string ask_first_rank(std::string const& text, std::string_view what, Answer const& answer) {
     auto const call = [&](std::vector<std::string> const& texts) { return answer(texts); };
@@ -156,18 +168,22 @@ class AnyCommunicator {
                                                 return (*static_cast<decltype(call) const*>(of))(texts);
                                               }});
   }
+  /// Tells peers that wait for this rank why it has failed, if the communicator can do that.
   void note_failure(Failure const& why) noexcept {
     if (held_ != nullptr) held_->note_failure(why);
   }
+  /// Leaves a failure to the communicator, which reports it when the run ends: see comm::defer_failure.
   void defer_failure(Failure const& why) noexcept {
     if (held_ != nullptr) held_->defer_failure(why);
   }
+  /// Hands over what an engine did last, to be compared over ranks when the run ends: see ReportsHistory.
   void report_history(int engine, std::string_view history) noexcept {
     if (held_ != nullptr) held_->report_history(engine, history);
   }
 
-  bool registers_memory() const { return held().traits.registers_memory; }
-  bool takes_means() const { return held().traits.takes_means; }
+  bool registers_memory() const { return held().traits.registers_memory; }  ///< whether register_memory is collective
+  bool takes_means() const { return held().traits.takes_means; }            ///< whether it has all_reduce_mean
+  /// Whether, when a collective completes, peers have ended those before it: see Communicator.
   bool completes_in_order() const { return held().traits.completes_in_order; }
   /// Whether reduce_scatter and all_reduce take elements of this type.
   bool sums(DType type) const { return (held().traits.sums >> static_cast<unsigned>(type) & 1u) != 0; }
@@ -324,17 +340,17 @@ AnyCommunicator(C) -> AnyCommunicator<typename C::Device>;
 template <Communicator C>
 class Mesh {
  public:
-  using Comm = C;
+  using Comm = C;  ///< communicator of all ranks
 
   /// @throws UsageError if the world is an AnyCommunicator that was moved from
   explicit Mesh(C world) : world_(std::move(world)) {
     static_cast<void>(world_.rank());  // throws if it was moved from
   }
 
-  C& world() { return world_; }
-  int rank() const { return world_.rank(); }
-  int size() const { return world_.size(); }
-  typename C::Device const& device() const { return world_.device(); }
+  C& world() { return world_; }               ///< communicator of all ranks; lives as long as the mesh
+  int rank() const { return world_.rank(); }  ///< this rank, in [0, size())
+  int size() const { return world_.size(); }  ///< number of ranks
+  typename C::Device const& device() const { return world_.device(); }  ///< device of the communicator
 
   /// Numbers the engines of this mesh from 1, in the order in which they are made: ranks compare the numbers when they
   /// seal. Used by Engine.

@@ -30,7 +30,8 @@ class Stream {
  public:
   /// Takes ownership.
   explicit Stream(UniqueStream owned) noexcept : owned_(std::move(owned)), handle_(owned_.get()), usable_(true) {}
-  Stream(Stream&& other) noexcept { swap(other); }
+  Stream(Stream&& other) noexcept { swap(other); }  ///< takes the stream; get() of `other` throws then
+  /// Takes the stream; one that it owned before is destroyed. get() of `other` throws then.
   Stream& operator=(Stream&& other) noexcept {
     Stream(std::move(other)).swap(*this);
     return *this;
@@ -52,7 +53,8 @@ class Stream {
     FSDP_EXPECTS(usable_, "this CUDA stream was moved from; use the object to which it was moved");
     return handle_;
   }
-  bool owns() const noexcept { return static_cast<bool>(owned_); }
+  bool owns() const noexcept { return static_cast<bool>(owned_); }  ///< false: a view, or moved from
+  /// Exchanges streams and their ownership.
   void swap(Stream& other) noexcept {
     owned_.swap(other.owned_);
     std::swap(handle_, other.handle_);
@@ -71,8 +73,10 @@ class Event {
  public:
   /// Takes ownership.
   explicit Event(UniqueEvent owned) noexcept : owned_(std::move(owned)) {}
+  /// Takes the event, recorded or not; get() of `other` throws then.
   Event(Event&& other) noexcept
       : owned_(std::move(other.owned_)), recorded_(other.recorded_.exchange(false, std::memory_order_relaxed)) {}
+  /// Takes the event, recorded or not; its own one is destroyed. get() of `other` throws then.
   Event& operator=(Event&& other) noexcept {
     if (this == &other) return *this;
     owned_ = std::move(other.owned_);
@@ -86,7 +90,7 @@ class Event {
     FSDP_EXPECTS(static_cast<bool>(owned_), "this CUDA event was moved from; use the object to which it was moved");
     return owned_.get();
   }
-  bool recorded() const noexcept { return recorded_.load(std::memory_order_relaxed); }
+  bool recorded() const noexcept { return recorded_.load(std::memory_order_relaxed); }  ///< recorded at least once
 
  private:
   friend class Device;
@@ -95,14 +99,15 @@ class Event {
   std::atomic<bool> recorded_{false};
 };
 
+/// Options of a Device.
 struct DeviceOptions {
   bool timed_events = false;  ///< events keep time stamps, for tracing; each record then costs a little more
 };
 
 /// Bytes of a device's memory.
 struct DeviceMemory {
-  std::size_t free = 0;
-  std::size_t total = 0;
+  std::size_t free = 0;   ///< not allocated by any process
+  std::size_t total = 0;  ///< all memory of the device
 };
 
 /// A CUDA device: a cheap handle. Models fsdp::Device. Calls make the device current for the calling thread, and leave
@@ -112,11 +117,11 @@ struct DeviceMemory {
 /// `allocate_pinned`.
 class Device {
  public:
-  using Stream = cuda::Stream;
-  using Range = NvtxRange;  ///< range of a span, on the calling thread's timeline
-  using Event = cuda::Event;
-  static constexpr std::string_view name = "cuda";
-  static constexpr bool thread_blocks = true;
+  using Stream = cuda::Stream;                      ///< result of make_stream
+  using Range = NvtxRange;                          ///< range of a span, on the calling thread's timeline
+  using Event = cuda::Event;                        ///< result of make_event and make_timed_event
+  static constexpr std::string_view name = "cuda";  ///< kind of device
+  static constexpr bool thread_blocks = true;       ///< runs kernels as thread blocks
 
   /// @throws ResourceError "no CUDA device: ..."; ConfigError if `ordinal` does not exist
   explicit Device(int ordinal = 0, DeviceOptions options = {}) : ordinal_(ordinal), options_(options) {
@@ -124,9 +129,10 @@ class Device {
     warn_of_one_connection();
   }
 
-  int ordinal() const noexcept { return ordinal_; }
+  int ordinal() const noexcept { return ordinal_; }  ///< CUDA's number of the device, from 0 on
   /// Makes this the calling thread's current device, for calls of CUDA's own.
   void make_current() const { cuda::make_current(ordinal_); }
+  /// Whether both are the same GPU; options do not matter.
   friend bool operator==(Device const& left, Device const& right) noexcept { return left.ordinal_ == right.ordinal_; }
 
   /// Lets kernels of this device read and write the memory of `peer`, from now on in the whole process.
@@ -147,7 +153,7 @@ class Device {
     return Stream(std::move(owned));
   }
 
-  Event make_event() const { return make_event(options_.timed_events); }
+  Event make_event() const { return make_event(options_.timed_events); }  ///< timed if DeviceOptions::timed_events
   /// An event that `elapsed_milliseconds` can read.
   Event make_timed_event() const { return make_event(true); }
 
@@ -182,23 +188,27 @@ class Device {
     }
     return memory;
   }
+  /// Returns memory of allocate_pinned; nullptr: does nothing.
   void deallocate_pinned(void* memory) const noexcept {
     if (memory == nullptr) return;
     detail::log_cuda_error(cudaSetDevice(ordinal_), "cudaSetDevice");
     detail::log_cuda_error(cudaFreeHost(memory), "cudaFreeHost");
   }
 
+  /// Enqueues a copy; each side is host or device memory. @throws VendorError if CUDA refuses it
   void copy_async(Stream& stream, void* to, void const* from, std::size_t bytes) const {
     if (bytes == 0 || to == from) return;
     make_current();
     FSDP_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream.get()));
   }
+  /// Enqueues the zeroing of device memory. @throws VendorError if CUDA refuses it
   void zero_async(Stream& stream, void* to, std::size_t bytes) const {
     if (bytes == 0) return;
     make_current();
     FSDP_CUDA_CHECK(cudaMemsetAsync(to, 0, bytes, stream.get()));
   }
 
+  /// Marks the end of the work that `stream` has so far; may be called again for the same event.
   void record(Event& event, Stream& stream) const {
     make_current();
     FSDP_CUDA_CHECK(cudaEventRecord(event.get(), stream.get()));
@@ -274,6 +284,7 @@ class Device {
 #endif
   }
 
+  /// Free and total bytes of the device, now.
   DeviceMemory memory() const {
     make_current();
     DeviceMemory bytes;
@@ -288,6 +299,7 @@ class Device {
                      properties.minor, static_cast<double>(properties.totalGlobalMem) / (1024.0 * 1024.0 * 1024.0));
   }
 
+  /// Throws a ResourceError that names the bytes wanted, free and there. @param call  the function that has failed
   [[noreturn]] void fail_allocation(std::string_view call, std::size_t bytes, std::string_view reason) const {
     DeviceMemory there;
     if (cudaMemGetInfo(&there.free, &there.total) != cudaSuccess) static_cast<void>(cudaGetLastError());

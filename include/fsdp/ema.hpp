@@ -32,7 +32,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 /// fsdp::save(engine, state, "out");
 /// ```
 ///
-/// It begins with the weights. Memory: one fp32 value for each element of this rank's shards that train. The engine
+/// The average begins with the weights. Memory: one fp32 value for each element of this rank's shards that train. The engine
 /// must outlive it. Moving it moves no memory.
 template <class E>
 class Ema {
@@ -84,7 +84,7 @@ class Ema {
   template <class None = void>
   Ema(E&, ...) = delete;  // fsdp: expected (engine[, decay[, name]])
 
-  void update() { update(decay_); }
+  void update() { update(decay_); }  ///< updates the averages with the decay of the constructor
   /// Updates each average to decay * average + (1 - decay) * weight, unless clipping or a GradScaler skipped the last
   /// step. Call it once after each step.
   /// @throws UsageError unless 0 <= decay < 1; inside a use, an evaluation or swap(), or half-way through a step; or if
@@ -161,12 +161,12 @@ class Ema {
   /// @note Collective: no; but all ranks swap alike, which the next collective compares.
   Swapped swap() { return state(), Swapped(state_); }
 
-  E& engine() const { return *state().engine; }
-  float decay() const { return decay_; }
+  E& engine() const { return *state().engine; }  ///< the engine whose weights are averaged
+  float decay() const { return decay_; }         ///< decay of update() without an argument; >= 0, < 1
 
   // State for checkpoints: see fsdp::checkpoint::Checkpointable.
-  std::string_view name() const { return state().name; }
-  static std::vector<std::string_view> state_names() { return {"average"}; }
+  std::string_view name() const { return state().name; }                      ///< name in checkpoints
+  static std::vector<std::string_view> state_names() { return {"average"}; }  ///< names of its arrays in checkpoints
   /// A unit's averages, laid out as its shard; nullptr if it is frozen.
   float* state(std::size_t, std::size_t unit) const {
     auto const& now = state();
@@ -174,7 +174,7 @@ class Ema {
   }
   /// Calls of update() since the averages were the weights.
   std::int64_t steps() const { return state().updates; }
-  void set_steps(std::int64_t steps) { state().updates = steps; }
+  void set_steps(std::int64_t steps) { state().updates = steps; }  ///< sets the count of steps(), when a load ends
 
  private:
   static void expect_decay(float decay) {

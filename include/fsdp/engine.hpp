@@ -415,27 +415,29 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   using Transaction = detail::Transaction<detail::Declaration<P>>;
 
  public:
-  using Comm = C;
-  using Precision = P;
-  using Device = typename C::Device;
-  using Stream = typename Device::Stream;
-  using Unit = FlatParam<P>;
+  using Comm = C;                          ///< communicator of the mesh
+  using Precision = P;                     ///< precision policy
+  using Device = typename C::Device;       ///< device of the communicator
+  using Stream = typename Device::Stream;  ///< stream of the device
+  using Unit = FlatParam<P>;               ///< a unit: layout, shard and buffers of some tensors
   template <class M>
   using Sharded = ShardedModule<M, Engine>;  ///< result of shard()
-  using Param = typename P::Param;
-  using Reduce = typename P::Reduce;
-  using Master = typename P::Master;
+  using Param = typename P::Param;           ///< type of the parameters that forward and backward read
+  using Reduce = typename P::Reduce;         ///< type of the gradients that backward writes
+  using Master = typename P::Master;         ///< type of the parameter shards
 
   /// Computes on a stream of its own.
   /// @param strategy  of all units that are not given another
   Engine(Mesh<C>& mesh, ShardingStrategy strategy, EngineOptions options = {})
       : core_(mesh, strategy, options, nullptr) {}
+  /// Computes on a stream of its own, in the element types of the policy.
   template <std::same_as<P> Policy>
   Engine(Mesh<C>& mesh, ShardingStrategy strategy, Policy, EngineOptions options = {})
       : core_(mesh, strategy, options, nullptr) {}
   /// Computes on the caller's stream, which must outlive the engine.
   Engine(Mesh<C>& mesh, ShardingStrategy strategy, EngineOptions options, Stream& compute)
       : core_(mesh, strategy, options, &compute) {}
+  /// Computes on the caller's stream, which must outlive the engine, in the element types of the policy.
   template <std::same_as<P> Policy>
   Engine(Mesh<C>& mesh, ShardingStrategy strategy, Policy, EngineOptions options, Stream& compute)
       : core_(mesh, strategy, options, &compute) {}
@@ -446,16 +448,16 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   Engine(Mesh<C>&, ...) = delete;  // fsdp: expected (mesh, strategy[, precision][, options][, stream]); check the names in braces
   // clang-format on
 
-  Device const& device() const { return core_.device; }
-  Stream& compute() { return *core_.compute; }
-  int rank() const { return core_.where.rank; }
-  int world_size() const { return core_.where.world; }
+  Device const& device() const { return core_.device; }  ///< device of the shards and buffers
+  Stream& compute() { return *core_.compute; }           ///< stream of modules and optimizers
+  int rank() const { return core_.where.rank; }          ///< this rank, in [0, world_size())
+  int world_size() const { return core_.where.world; }   ///< number of ranks of the mesh
   /// Placement of the rank for units that shard.
   Placement const& placement() const { return core_.where; }
-  ShardingStrategy const& strategy() const { return core_.declared.strategy(); }
-  EngineOptions const& options() const { return core_.declared.options(); }
-  MemoryAccount& account() { return core_.account; }
-  bool sealed() const { return core_.sealed; }
+  ShardingStrategy const& strategy() const { return core_.declared.strategy(); }  ///< of units without one of their own
+  EngineOptions const& options() const { return core_.declared.options(); }       ///< as given to the constructor
+  MemoryAccount& account() { return core_.account; }                              ///< bytes of engine and optimizers
+  bool sealed() const { return core_.sealed; }                                    ///< whether it is sealed: see seal()
 
   /// Makes an empty unit that several modules will share; it is held from its first use to its last.
   UnitId add_unit(std::string_view unit_name) { return add_unit(unit_name, UnitOptions{}); }
@@ -464,6 +466,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   UnitId add_unit(std::string_view unit_name, ShardingStrategy const& strategy) {
     return add_unit(unit_name, UnitOptions{.strategy = strategy});
   }
+  /// Makes an empty unit for several modules. @throws ConfigError if it shards over other ranks than the engine
   [[gnu::cold]] UnitId add_unit(std::string_view unit_name, UnitOptions const& options) {
     auto const entry = core_.calls.enter("add_unit");
     core_.expect_unsealed(formatted("unit '{}' was added", unit_name), "add all units");
@@ -504,11 +507,13 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   std::vector<ShardedModule<M, Engine>> shard(std::vector<M> modules, std::string_view prefix) {
     return shard(std::move(modules), prefix, UnitOptions{});
   }
+  /// Registers modules in turn, each with a unit of its own, of this strategy: "prefix.0", "prefix.1", ...
   template <Module M>
   [[gnu::cold]] std::vector<ShardedModule<M, Engine>> shard(std::vector<M> modules, std::string_view prefix,
                                                             Strategy auto const& strategy) {
     return shard(std::move(modules), prefix, UnitOptions{.strategy = strategy});
   }
+  /// Registers modules in turn, each with a unit of its own with these options: "prefix.0", "prefix.1", ...
   template <Module M>
   [[gnu::cold]] std::vector<ShardedModule<M, Engine>> shard(std::vector<M> modules, std::string_view prefix,
                                                             UnitOptions const& options) {
@@ -529,6 +534,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   /// Overload for types that are no modules: ShardedModule says why.
   template <class M, class... Unit>
   requires(!Module<M>) ShardedModule<M, Engine> shard(M, std::string_view, Unit...) { return {}; }
+  /// Overload for vectors of types that are no modules: ShardedModule says why.
   template <class M, class... Unit>
   requires(!Module<M>) std::vector<ShardedModule<M, Engine>> shard(std::vector<M>, std::string_view, Unit...) {
     return {};
@@ -556,10 +562,11 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
     return {use, this};
   }
 
-  /// Sets the modules `ahead` that the module `at` gathers ahead in forward (backward), in this order, instead of the
-  /// next ones by depth: `engine.set_forward_prefetch(layers[0], {layers[2], layers[1]})`. They come later in the pass
-  /// than `at`. A recomputed module gathers ahead by depth. @pre the engine is not sealed
+  /// Sets the modules `ahead` that the module `at` gathers ahead in forward, in this order, instead of the next ones by
+  /// depth: `engine.set_forward_prefetch(layers[0], {layers[2], layers[1]})`. They come later in the pass than `at`. A
+  /// recomputed module gathers ahead by depth. @pre the engine is not sealed
   void set_forward_prefetch(UseId at, std::vector<UseId> const& ahead) { set_prefetch(Pass::forward, at, ahead); }
+  /// Sets the modules that `at` gathers ahead in backward, instead of the next ones by depth: see set_forward_prefetch.
   void set_backward_prefetch(UseId at, std::vector<UseId> const& ahead) { set_prefetch(Pass::backward, at, ahead); }
 
   /// Declares a segment: the modules `first` to `last` are recomputed together. In backward, call recompute() of each
@@ -585,7 +592,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   /// Operations of each use, once the engine is sealed; to_text() prints them.
   Program const& program() const { return core_.program; }
 
-  using Backward = BackwardScope<Core>;
+  using Backward = BackwardScope<Core>;  ///< scope that changes the backward passes that begin in it
   /// @return while it lives, gradients of backward passes that begin wait unreduced on each rank, until a backward pass
   /// that begins without it reduces them too
   /// @param on  false: the scope changes nothing, so that a loop may say `engine.no_sync(micro + 1 < micro_steps)`
@@ -631,8 +638,8 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
     return PathScope<Of>(core_, path.index);
   }
 
-  using Evaluation = EvaluationScope<Core>;
-  using Scope = UseScope<Core>;
+  using Evaluation = EvaluationScope<Core>;  ///< result of evaluation()
+  using Scope = UseScope<Core>;              ///< result of forward_scope, backward_scope and recompute_scope
   /// @return while it lives, forward passes keep nothing for a backward pass. Nests.
   /// @throws UsageError inside a use, or in the middle of a backward pass
   Evaluation evaluation() { return Evaluation(core_); }
@@ -640,7 +647,9 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   /// false if backward passes do not come to this use: see UnitOptions::frozen
   /// @throws UsageError if there is no such use, or it is another engine's; OrderError if another one comes next
   Scope forward_scope(UseId use) { return Scope(core_, index_of(use), Pass::forward); }
+  /// @return while it lives, the use's parameters and gradients are in memory; false if nothing at or below it trains
   Scope backward_scope(UseId use) { return Scope(core_, index_of(use), Pass::backward); }
+  /// @return while it lives, the parameters of a use of a segment are in memory, to compute its forward again
   Scope recompute_scope(UseId use) { return Scope(core_, index_of(use), Pass::recompute); }
 
   /// Forgets all gradients, and a norm that clip_grad_norm has measured: the next backward pass begins new sums. It is
@@ -657,7 +666,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   }
   /// Interface for code that works on shards between passes: optimizers, norms, exports, checkpoints.
   fsdp::Shards<Engine> shards() { return fsdp::Shards<Engine>(*this); }
-  C& world() { return core_.mesh->world(); }
+  C& world() { return core_.mesh->world(); }  ///< communicator of all ranks
 
   /// The mean of each of `values` over all ranks, summed in a fixed order: equal bits on all of them.
   /// @throws OrderError on every rank if they give different numbers of values, or have stepped or discarded otherwise;
@@ -676,7 +685,9 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   }
 
  private:
-  friend fsdp::Shards<Engine>;
+  /// @cond
+  friend fsdp::Shards<Engine>;  // Doxygen takes it for a member of Engine
+  /// @endcond
   friend detail::EngineTraces<Engine>;
 
   void set_prefetch(Pass pass, UseId at, std::vector<UseId> const& ahead) {

@@ -111,8 +111,8 @@ enum class ErrorKind : unsigned char { other, usage, config, order, resource, ve
 
 /// An exception's type and its text.
 struct Failure {
-  ErrorKind kind = ErrorKind::other;
-  std::string text;
+  ErrorKind kind = ErrorKind::other;  ///< type of the exception
+  std::string text;                   ///< message of the exception
 
   /// Throws an exception of that type; of type fsdp::Error for `other`.
   [[noreturn, gnu::cold]] void raise() const {

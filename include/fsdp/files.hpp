@@ -88,7 +88,7 @@ class OutputFile {
       size_ += written;
     }
   }
-  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }  ///< appends text; throws ResourceError
 
   /// Waits until everything is on the disk, and closes the file.
   /// @throws ResourceError
@@ -97,8 +97,8 @@ class OutputFile {
     if (file_.close() != 0) detail::throw_file_error(path_, "written", errno);
   }
 
-  std::int64_t size() const { return size_; }
-  std::filesystem::path const& path() const { return path_; }
+  std::int64_t size() const { return size_; }                  ///< bytes written so far
+  std::filesystem::path const& path() const { return path_; }  ///< the path that the constructor got
 
  private:
   std::filesystem::path path_;
@@ -134,8 +134,8 @@ class InputFile {
     }
   }
 
-  std::int64_t size() const { return size_; }
-  std::filesystem::path const& path() const { return path_; }
+  std::int64_t size() const { return size_; }                  ///< bytes of the file when it was opened
+  std::filesystem::path const& path() const { return path_; }  ///< the path that the constructor got
 
  private:
   std::filesystem::path path_;

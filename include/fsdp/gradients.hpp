@@ -26,6 +26,7 @@ template <class E>
 class GradNorm {
  public:
   GradNorm() = default;
+  /// Made by clip_grad_norm. @param measurement  its number among the engine's measurements, from 1
   GradNorm(E& engine, std::uint64_t measurement) : engine_(&engine), measurement_(measurement) {}
 
   /// The norm before clipping, until the next clip_grad_norm of the engine.
@@ -58,14 +59,16 @@ class GradNorm {
   std::uint64_t measurement_ = 0;
 };
 
+/// Reaction to a gradient norm that is infinite or NaN.
 enum class NonFinite : unsigned char {
   skip,   ///< the optimizer step changes nothing; counted in GradNorm::skipped()
   raise,  ///< clip_grad_norm waits for the norm and throws
 };
 
+/// Settings of one call of clip_grad_norm.
 struct ClipOptions {
-  NormKind norm = NormKind::l2;
-  NonFinite non_finite = NonFinite::skip;
+  NormKind norm = NormKind::l2;            ///< l2, l1 (sum of absolute values) or inf (the largest absolute value)
+  NonFinite non_finite = NonFinite::skip;  ///< reaction to a norm that is infinite or NaN
 };
 
 /// Measures the gradients' global norm, for an optimizer's step to scale them so that it is at most `max_norm`:
@@ -156,9 +159,9 @@ void clip_grad_norm(detail::LastResort, ...) = delete;  // fsdp: expected (engin
 
 /// Defaults are PyTorch's.
 struct GradScalerOptions {
-  float init_scale = 65536.0f;
-  float growth_factor = 2.0f;
-  float backoff_factor = 0.5f;
+  float init_scale = 65536.0f;          ///< loss scale at the beginning; finite, above 0
+  float growth_factor = 2.0f;           ///< multiplies the scale after growth_interval good steps; finite, above 1
+  float backoff_factor = 0.5f;          ///< multiplies the scale after a step that was skipped; above 0, below 1
   std::int32_t growth_interval = 2000;  ///< steps taken in a row before the scale grows
 };
 

@@ -26,19 +26,19 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::host {
 struct Device {
   int threads = 1;  ///< of a compute stream
 
-  using Stream = host::Stream;
-  using Event = host::Event;
-  using GuardedMemory = host::GuardedMemory;
+  using Stream = host::Stream;                ///< a worker thread and its queue, or an inline stream
+  using Event = host::Event;                  ///< a point in the work of a stream, for which others wait
+  using GuardedMemory = host::GuardedMemory;  ///< memory that traps accesses while it is closed
 
-  static constexpr std::string_view name = "host";
-  static constexpr std::size_t alignment = 256;  ///< of every allocation, in bytes
+  static constexpr std::string_view name = "host";  ///< kind of device
+  static constexpr std::size_t alignment = 256;     ///< of every allocation, in bytes
 
   /// A stream with a worker thread of its own, and with helpers if its priority is normal. Otherwise priorities are
   /// ignored: the operating system schedules the threads.
   Stream make_stream(std::string_view label, StreamPriority priority = StreamPriority::normal) const {
     return Stream{label, priority == StreamPriority::normal ? threads : 1};
   }
-  Event make_event() const { return Event{}; }
+  Event make_event() const { return Event{}; }  ///< an event that was never recorded
 
   /// @returns memory aligned to 256 bytes, not initialised; nullptr for 0 bytes
   /// @throws ResourceError if there is not enough
@@ -48,14 +48,17 @@ struct Device {
     if (memory == nullptr) fail<ResourceError>("the host cannot allocate {} bytes", bytes);
     return memory;
   }
+  /// Frees what allocate() returned, at once; nullptr is allowed.
   void deallocate(void* memory, std::size_t) const noexcept { ::operator delete (memory, std::align_val_t{alignment}); }
 
+  /// Enqueues a copy of `bytes` bytes. `to` and `from` are equal, or the ranges do not overlap.
   void copy_async(Stream& stream, void* to, void const* from, std::size_t bytes) const {
     if (bytes == 0 || to == from) return;
     in_pieces(stream, bytes, [to, from](std::size_t first, std::size_t count) {
       std::memcpy(static_cast<std::byte*>(to) + first, static_cast<std::byte const*>(from) + first, count);
     });
   }
+  /// Enqueues the zeroing of `bytes` bytes.
   void zero_async(Stream& stream, void* to, std::size_t bytes) const {
     if (bytes == 0) return;
     in_pieces(stream, bytes, [to](std::size_t first, std::size_t count) {
@@ -63,8 +66,9 @@ struct Device {
     });
   }
 
-  /// Makes the memory accessible, and inaccessible, at a point of the stream. It must outlive the stream's work.
+  /// Makes the memory accessible at this point of the stream. It must outlive the stream's work.
   void open_async(Stream& stream, GuardedMemory const& memory) const { set_access(stream, memory, true); }
+  /// Makes the memory inaccessible at this point of the stream: its contents are lost.
   void close_async(Stream& stream, GuardedMemory const& memory) const { set_access(stream, memory, false); }
 
   /// Enqueues `Kernel{}(block, index, args...)` for index in [0, blocks), as one task of so many parts.
@@ -76,7 +80,7 @@ struct Device {
     stream.enqueue_parts(blocks, [args...](std::int64_t index) { Kernel{}(HostBlock{}, index, args...); });
   }
 
-  void record(Event& event, Stream& stream) const { stream.record(event); }
+  void record(Event& event, Stream& stream) const { stream.record(event); }  ///< lets the event mark the work so far
   /// @throws UsageError if `event` was never recorded
   void wait(Stream& stream, Event const& event, WaitSite site) const { stream.wait(event, site); }
   /// Blocks the calling thread until the stream's work is done; rethrows what a task threw.

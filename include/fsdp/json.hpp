@@ -20,10 +20,11 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::ordered_json;  ///< a JSON value whose objects keep the order of their names
 
 /// The reason why a text is not JSON.
 struct JsonFault {
+  /// Reasons for which a text is refused.
   enum class Kind : unsigned char {
     none,    ///< the text is JSON
     syntax,  ///< `end` is one past the first wrong byte; beyond the text's size if the text ends too early
@@ -32,13 +33,13 @@ struct JsonFault {
     twice,   ///< the name `name` occurs twice in an object
     deep     ///< arrays and objects are nested more than deepest_json deep
   };
-  Kind kind = Kind::none;
-  std::size_t end = 0;
-  std::size_t token = 0;  ///< syntax, behind, number: offset of the string, number or word that ends at `end`
-  std::string name{};
+  Kind kind = Kind::none;  ///< none: the text is JSON
+  std::size_t end = 0;     ///< syntax, behind, number: offset one past the bytes at fault
+  std::size_t token = 0;   ///< syntax, behind, number: offset of the string, number or word that ends at `end`
+  std::string name{};      ///< twice: the name that an object has twice
 };
 
-inline constexpr std::size_t deepest_json = 64;
+inline constexpr std::size_t deepest_json = 64;  ///< levels of nested arrays and objects that parsers accept
 
 namespace detail {
 
@@ -198,16 +199,16 @@ class Fields {
   std::int64_t whole(char const* name, std::int64_t low, std::int64_t high) const;
   /// A number; NaN where there is null, for JSON has neither infinities nor NaN.
   double number(char const* name) const;
-  bool flag(char const* name) const;
-  std::string text(char const* name) const;
+  bool flag(char const* name) const;         ///< a field that is true or false
+  std::string text(char const* name) const;  ///< a field that is a string
   /// 16 hexadecimal digits.
   std::uint64_t checksum(char const* name) const { return checksum_from(text(name), name); }
-  std::uint64_t checksum_from(std::string const& digits, char const* name) const;
-  Json const& array(char const* name) const;
-  Json const& object(char const* name) const;
-  bool has(char const* name) const { return object_.contains(name); }
-  Json const& at(char const* name) const;
-  [[noreturn]] void wrong(char const* name, std::string_view expected) const;
+  std::uint64_t checksum_from(std::string const& digits, char const* name) const;  ///< parses 16 hexadecimal digits
+  Json const& array(char const* name) const;                                       ///< a field that is an array
+  Json const& object(char const* name) const;                                      ///< a field that is an object
+  bool has(char const* name) const { return object_.contains(name); }              ///< whether the field is there
+  Json const& at(char const* name) const;                                          ///< a field of any type
+  [[noreturn]] void wrong(char const* name, std::string_view expected) const;      ///< refuses the value of the field
 
  private:
   Json const& object_;

@@ -94,13 +94,14 @@ inline constexpr TensorOptions frozen{.frozen = true};
 
 /// A half-open range of elements.
 struct Range {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  constexpr std::int64_t size() const { return end - begin; }
-  constexpr bool empty() const { return begin >= end; }
-  friend constexpr bool operator==(Range const&, Range const&) = default;
+  std::int64_t begin = 0;                                                  ///< first element
+  std::int64_t end = 0;                                                    ///< one past the last element
+  constexpr std::int64_t size() const { return end - begin; }              ///< number of elements
+  constexpr bool empty() const { return begin >= end; }                    ///< whether the range has no element
+  friend constexpr bool operator==(Range const&, Range const&) = default;  ///< equal begin and equal end
 };
 
+/// The smallest multiple of `alignment` that is at least `value`. @pre value >= 0, alignment > 0
 constexpr std::int64_t align_up(std::int64_t value, std::int64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
@@ -123,11 +124,11 @@ struct TensorInfo {
   std::vector<std::int64_t> shape;  ///< row-major extents
   std::int64_t numel = 0;           ///< product of the extents
   std::int64_t offset = 0;          ///< first element inside the flat parameter
-  bool decay = true;
-  Init init{};
-  std::int64_t tag = 0;  ///< of TensorOptions
+  bool decay = true;                ///< weight decay applies
+  Init init{};                      ///< how its elements start
+  std::int64_t tag = 0;             ///< of TensorOptions
 
-  Range range() const { return {offset, offset + numel}; }
+  Range range() const { return {offset, offset + numel}; }  ///< its elements inside the flat parameter
 };
 
 /// How a unit of so many elements, without padding at its end, is divided among ranks.
@@ -142,6 +143,7 @@ struct Division {
   std::int64_t padded = 0;  ///< elements of the unit: `shards` times `shard`
 
   constexpr Division() = default;
+  /// Divides a unit of `elements` elements into `shards` equal shards, in a run of `world` ranks.
   constexpr Division(std::int64_t elements, int world, int shards)
       : slice(align_up(align_up(elements, world) / world, layout_alignment)),
         shard(elements == 0 ? 0 : align_up(elements, slice * shards) / shards),
@@ -153,7 +155,7 @@ struct Segment {
   std::size_t tensor = 0;   ///< index into FlatLayout::tensors()
   std::int64_t first = 0;   ///< first element, counted inside the tensor
   std::int64_t offset = 0;  ///< first element, counted from the range's begin
-  std::int64_t count = 0;
+  std::int64_t count = 0;   ///< number of elements
 };
 
 /// The tensors of one unit laid end to end. Built by add(), closed by seal().
@@ -196,13 +198,14 @@ class FlatLayout {
     padded_ = division.padded;
     return division;
   }
+  /// The division that seal(world, shards) would return; the layout stays as it is.
   Division divided(int world, int shards) const {
     return {tensors_.empty() ? 0 : tensors_.back().range().end, world, shards};
   }
 
-  std::vector<TensorInfo> const& tensors() const { return tensors_; }
-  std::int64_t numel() const { return numel_; }    ///< elements of the tensors alone
-  std::int64_t padded() const { return padded_; }  ///< elements with all padding; 0 before seal()
+  std::vector<TensorInfo> const& tensors() const { return tensors_; }  ///< in the order of add()
+  std::int64_t numel() const { return numel_; }                        ///< elements of the tensors alone
+  std::int64_t padded() const { return padded_; }                      ///< elements with all padding; 0 before seal()
 
   /// The ranges that no tensor covers, in order. @pre seal() was called
   [[gnu::cold]] std::vector<Range> padding() const {

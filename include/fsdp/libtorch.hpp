@@ -104,6 +104,7 @@ class UsesOf final : public EngineUses {
 template <class M>
 class Sharded {
  public:
+  /// Made by Sharder::shard and share. @param use  number among the uses of the Sharder
   Sharded(std::shared_ptr<detail::Passes> passes, std::shared_ptr<M> module, std::size_t use)
       : passes_(std::move(passes)), module_(std::move(module)), use_(use) {}
 
@@ -130,15 +131,15 @@ class Sharded {
     return out;
   }
 
-  M* operator->() const { return module_.get(); }
-  M& operator*() const { return *module_; }
-  std::shared_ptr<M> const& ptr() const { return module_; }
-  /// Its turn in the declared order: what prefetch lists and paths name.
+  M* operator->() const { return module_.get(); }            ///< the torch module; nullptr after a move
+  M& operator*() const { return *module_; }                  ///< the torch module; not to be called after a move
+  std::shared_ptr<M> const& ptr() const { return module_; }  ///< shared owner of the torch module; nullptr after a move
+  /// The use in the declared order, which prefetch lists and paths name.
   UseId use() const { return passes_->id_of(use_); }
-  operator UseId() const { return use(); }
-  /// The engine's unit.
+  operator UseId() const { return use(); }  ///< the id that use() returns, so that lists of uses can contain the module
+  /// The unit of the engine that has the module's parameters.
   UnitId unit() const { return passes_->unit_of(use_).id(); }
-  /// Its number among the uses of its Sharder.
+  /// The number of the use among those of the Sharder, from 0.
   std::size_t number() const { return use_; }
 
  private:
@@ -190,6 +191,7 @@ class Sharded {
 template <class E>
 class Sharder {
  public:
+  /// Registers nothing yet. @throws UsageError on the host if the engine's compute stream is not inline
   explicit Sharder(E& engine)
       : engine_(&engine),
         modules_(std::make_shared<detail::NamedModules>()),
@@ -208,6 +210,7 @@ class Sharder {
                    std::optional<ShardingStrategy> const& strategy = {}) {
     return shard(module.ptr(), name, strategy);
   }
+  /// Registers the module of a shared pointer as the next unit in forward order. @throws UsageError also for nullptr
   template <class M>
   Sharded<M> shard(std::shared_ptr<M> module, std::string const& name,
                    std::optional<ShardingStrategy> const& strategy = {}) {
@@ -227,6 +230,7 @@ class Sharder {
   Sharded<M> share(Sharded<Of> const& of, torch::nn::ModuleHolder<M> const& module, std::string const& name) {
     return share(of, module.ptr(), name);
   }
+  /// Registers one more use of the unit of `of`, next in forward order, by the module of a shared pointer.
   template <class Of, class M>
   Sharded<M> share(Sharded<Of> const& of, std::shared_ptr<M> module, std::string const& name) {
     auto& unit = passes_->unit_of(of.number());
@@ -258,7 +262,7 @@ class Sharder {
   /// @note Collective: yes; seals the engine. As average_buffers and broadcast_buffers.
   void sync_buffers(BufferSync how = BufferSync::average) { detail::sync_module_buffers(*engine_, *modules_, how); }
 
-  E& engine() const { return *engine_; }
+  E& engine() const { return *engine_; }  ///< the engine that shards the modules
   /// Names and modules of all uses: fsdp::libtorch::buffers saves their buffers.
   std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> const& modules() const { return *modules_; }
 

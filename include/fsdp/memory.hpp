@@ -33,10 +33,12 @@ enum class MemoryTag : unsigned char {
   count_
 };
 
+/// Names of memory tags, by MemoryTag, for messages.
 inline constexpr std::array<std::string_view, static_cast<std::size_t>(MemoryTag::count_)> memory_tag_names{
     "parameters",  "gradients", "optimizer", "gather",   "reduce",
     "activations", "workspace", "scalars",   "snapshot", "offloaded"};
 
+/// Name of a memory tag, for messages.
 constexpr std::string_view name(MemoryTag tag) { return memory_tag_names[static_cast<std::size_t>(tag)]; }
 
 /// Bytes by tag, now and at the peak. Counters are relaxed atomics: they order nothing.
@@ -46,19 +48,20 @@ class MemoryAccount {
   void reserve(MemoryTag tag, std::int64_t bytes) { reserved_.add(tag, bytes); }
   /// Adds bytes that are in use, or, if negative, no more in use, in the host's enqueue order.
   void add_live(MemoryTag tag, std::int64_t bytes) { live_.add(tag, bytes); }
+  /// Former name of add_live.
   [[deprecated("write add_live")]] void lease(MemoryTag tag, std::int64_t bytes) { add_live(tag, bytes); }
 
-  std::int64_t reserved(MemoryTag tag) const { return reserved_.now(tag); }
-  std::int64_t live(MemoryTag tag) const { return live_.now(tag); }
+  std::int64_t reserved(MemoryTag tag) const { return reserved_.now(tag); }  ///< bytes from allocators, now
+  std::int64_t live(MemoryTag tag) const { return live_.now(tag); }          ///< bytes in use, now
 
   /// Bytes of parameters, gradients, optimizer state, gather and reduce buffers: the memory that docs/strategies.md
   /// tabulates.
   std::int64_t reserved_state() const { return reserved_.state(); }
-  std::int64_t live_state() const { return live_.state(); }
-  std::int64_t reserved_total() const { return reserved_.total(); }
+  std::int64_t live_state() const { return live_.state(); }          ///< bytes in use, of the tags of reserved_state()
+  std::int64_t reserved_total() const { return reserved_.total(); }  ///< bytes from allocators, of all tags
   /// Highest live_state() since the last reset_peak().
   std::int64_t peak_live_state() const { return live_.peak_state(); }
-  void reset_peak() { live_.reset_peak(); }
+  void reset_peak() { live_.reset_peak(); }  ///< sets peak_live_state() to live_state()
 
  private:
   class Counters {
@@ -96,11 +99,13 @@ template <class Allocator>
 class AccountedMemory {
  public:
   AccountedMemory() = default;
+  /// Calls allocate(bytes), which may throw or be collective, and adds the bytes to the account under `tag`.
   [[gnu::cold]] AccountedMemory(Allocator& allocator, MemoryAccount& account, MemoryTag tag, std::size_t bytes)
       : allocator_(&allocator), account_(&account), tag_(tag), bytes_(bytes), data_(allocator.allocate(bytes)) {
     account_->reserve(tag_, static_cast<std::int64_t>(bytes_));
   }
-  AccountedMemory(AccountedMemory&& other) noexcept { swap(other); }
+  AccountedMemory(AccountedMemory&& other) noexcept { swap(other); }  ///< `other` is empty then
+  /// Returns its memory to the allocator, and takes that of `other`, which is empty then.
   AccountedMemory& operator=(AccountedMemory&& other) noexcept {
     AccountedMemory(std::move(other)).swap(*this);
     return *this;
@@ -111,14 +116,16 @@ class AccountedMemory {
     account_->reserve(tag_, -static_cast<std::int64_t>(bytes_));
   }
 
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  std::byte* data() const { return static_cast<std::byte*>(data_); }  ///< nullptr: no memory
+  /// The memory as elements of type T; nullptr: no memory.
   template <class T>
   T* as() const {
     return static_cast<T*>(data_);
   }
-  std::size_t bytes() const { return bytes_; }
-  explicit operator bool() const { return data_ != nullptr; }
+  std::size_t bytes() const { return bytes_; }                 ///< 0: no memory
+  explicit operator bool() const { return data_ != nullptr; }  ///< whether there is memory
 
+  /// Exchanges the memory of two objects, with allocator and account.
   void swap(AccountedMemory& other) noexcept {
     std::swap(allocator_, other.allocator_);
     std::swap(account_, other.account_);
@@ -154,9 +161,10 @@ concept PinsMemory = requires(D const device, std::size_t bytes, void* memory) {
 template <class D, class T>
 class PinnedArray {
  public:
+  /// Takes memory, which is not zeroed. @throws ResourceError; std::bad_alloc if D has no pinned memory of its own
   PinnedArray(D const& device, std::size_t count) : memory_(allocate(device, count), Free{device}) {}
 
-  T* data() const { return memory_.get(); }
+  T* data() const { return memory_.get(); }  ///< first of `count` elements
 
  private:
   struct Free {
@@ -181,6 +189,6 @@ class PinnedArray {
   std::unique_ptr<T[], Free> memory_;
 };
 template <class D, class T>
-using Staging [[deprecated("write PinnedArray")]] = PinnedArray<D, T>;
+using Staging [[deprecated("write PinnedArray")]] = PinnedArray<D, T>;  ///< former name of PinnedArray
 
 }  // namespace fsdp::inline FSDP_VERSION_NAMESPACE

@@ -24,12 +24,12 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// A buffer of a module: a name, and where its values are.
 struct ModuleBuffer {
-  std::string name;    ///< full, unique in a list
-  std::string type{};  ///< of an element, compared over ranks: "fp32", "int64"
-  std::vector<std::int64_t> shape{};
-  void* data = nullptr;  ///< row-major, in memory of the host or of the engine's device
-  std::size_t bytes = 0;
-  std::optional<DType> floating{};  ///< fp32, fp64, bf16 or fp16, of which means are taken; not set: another type
+  std::string name;                   ///< full, unique in a list
+  std::string type{};                 ///< of an element, compared over ranks: "fp32", "int64"
+  std::vector<std::int64_t> shape{};  ///< row-major extents
+  void* data = nullptr;               ///< row-major, in memory of the host or of the engine's device
+  std::size_t bytes = 0;              ///< size of all elements together
+  std::optional<DType> floating{};    ///< fp32, fp64, bf16 or fp16, of which means are taken; not set: another type
 
   ModuleBuffer() = default;
   /// @param values  as many elements as `extents` say, of an arithmetic type, bf16 or fp16

@@ -36,8 +36,8 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::mpi {
 template <class D = host::Device>
 class BasicCommunicator {
  public:
-  using Device = D;
-  using Stream = typename D::Stream;
+  using Device = D;                   ///< the device whose memory is moved
+  using Stream = typename D::Stream;  ///< host streams, on which collectives run
   static_assert(std::same_as<Stream, host::Stream>, "fsdp::mpi moves host memory on host streams");
 
   /// All ranks of the run.
@@ -45,7 +45,8 @@ class BasicCommunicator {
   explicit BasicCommunicator(Environment const& environment, D device = {}, Options options = {})
       : BasicCommunicator(make_world(environment, options), std::move(device)) {}
 
-  BasicCommunicator(BasicCommunicator&&) noexcept = default;
+  BasicCommunicator(BasicCommunicator&&) noexcept = default;  ///< the source can then only be destroyed or assigned to
+  /// Releases this communicator as its destructor does, and takes over `other`.
   BasicCommunicator& operator=(BasicCommunicator&& other) noexcept {
     if (this == &other) return *this;
     leave();
@@ -58,9 +59,9 @@ class BasicCommunicator {
   /// and nothing else: calls throw a UsageError.
   ~BasicCommunicator() { leave(); }
 
-  int rank() const { return state().group->rank(); }
-  int size() const { return state().group->size(); }
-  D const& device() const { return device_; }
+  int rank() const { return state().group->rank(); }  ///< this process's rank, from 0
+  int size() const { return state().group->size(); }  ///< number of ranks
+  D const& device() const { return device_; }         ///< this rank's device
   /// Ranks with which this one shares memory, ascending; this one too.
   std::vector<int> const& ranks_on_node() const { return state().group->on_node(); }
 

@@ -118,15 +118,15 @@ enum class MuonScale : unsigned char {
 
 /// Defaults are those of torch.optim.Muon, but for the learning rate and weight decay.
 struct MuonOptions {
-  float lr = 0.02f;  ///< learning rate of step() without an argument
-  float momentum = 0.95f;
-  bool nesterov = true;
-  float weight_decay = 0.0f;  ///< decoupled, of tensors whose TensorOptions::decay is set
-  int iterations = 5;         ///< of Newton-Schulz
-  float eps = 1e-7f;          ///< smallest Frobenius norm that a matrix is divided by
-  MuonScale scale = MuonScale::original;
-  bool stochastic_rounding = false;  ///< rounds masters narrower than fp32: [Note: Stochastic rounding]
-  std::uint64_t seed = 0;            ///< seeds stochastic rounding; equal on all ranks
+  float lr = 0.02f;                       ///< learning rate of step() without an argument
+  float momentum = 0.95f;                 ///< decay of the momentum, in [0, 1)
+  bool nesterov = true;                   ///< Nesterov momentum
+  float weight_decay = 0.0f;              ///< decoupled, of tensors whose TensorOptions::decay is set
+  int iterations = 5;                     ///< of Newton-Schulz
+  float eps = 1e-7f;                      ///< smallest Frobenius norm that a matrix is divided by
+  MuonScale scale = MuonScale::original;  ///< scale of a matrix's update, by its shape
+  bool stochastic_rounding = false;       ///< rounds masters narrower than fp32: [Note: Stochastic rounding]
+  std::uint64_t seed = 0;                 ///< seeds stochastic rounding; equal on all ranks
 };
 
 /// Muon (K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024): the momentum of each
@@ -168,8 +168,8 @@ class Muon {
   template <class None = void>
   Muon(E&, ...) = delete;  // fsdp: expected (engine, tensors[, MuonOptions[, groups]]); check the names in braces
 
-  void step() { step(options_.lr); }
-  void step(GradNorm<E> const& norm) { step(options_.lr, norm); }
+  void step() { step(options_.lr); }  ///< takes a step with MuonOptions::lr, without clipping
+  void step(GradNorm<E> const& norm) { step(options_.lr, norm); }  ///< takes a clipped step with MuonOptions::lr
   /// Takes a step. All tensors that train must be its matrices; otherwise use Optimizers.
   /// @throws UsageError as AdamW::step
   /// @note Stream: on compute, and collectives on the gather stream, each ordered with the other.
@@ -179,8 +179,9 @@ class Muon {
     state_.step(lr, norm, [this](auto& unit) { update(unit); });
   }
 
-  // Parts of a step, for fsdp::Optimizers: see OptimizerPart.
+  /// Begins a step of fsdp::Optimizers: see OptimizerPart. @param clip  nullptr: nothing is clipped
   void begin_step(float lr, ClipScalars const* clip) { state_.begin_step(lr, clip); }
+  /// Enqueues the update of the unit's matrices: see OptimizerPart. @note Collective: as step, for one unit.
   void update(typename E::Unit& unit) {
     auto const& work = work_[unit.index()];
     if (!work.some) return;
@@ -229,26 +230,29 @@ class Muon {
       });
     });
   }
-  bool owns(TensorInfo const& tensor) const { return state_.owns(tensor); }
+  bool owns(TensorInfo const& tensor) const { return state_.owns(tensor); }  ///< whether it updates the tensor
   /// The tensors of `among` that this optimizer does not own.
   TensorSelection rest(TensorSelection among = TensorSelection::all()) const { return state_.rest(std::move(among)); }
 
-  E& engine() const { return state_.engine(); }
+  E& engine() const { return state_.engine(); }  ///< engine whose parameters it updates
   /// Steps taken; skipped ones do not count. @note Waits for compute.
   std::int64_t steps() const { return state_.steps(); }
-  MuonOptions const& options() const { return options_; }
+  MuonOptions const& options() const { return options_; }  ///< as given to the constructor
 
-  // State for checkpoints: see fsdp::checkpoint::Checkpointable.
+  /// Name of its state in checkpoints: see fsdp::checkpoint::Checkpointable.
   static constexpr std::string_view name() { return "Muon"; }
-  static std::vector<std::string_view> state_names() { return {"momentum_buffer"}; }
+  static std::vector<std::string_view> state_names() { return {"momentum_buffer"}; }  ///< name of the momentum
+  /// Momentum of a unit that it owns whole, laid out as the shard; else nullptr. @note Waits for offloaded state.
   float* state(std::size_t which, std::size_t unit) const { return state_.moment(which, unit); }
+  /// Momentum for a part of the unit's shard. @pre it owns the part's tensor. @note Waits for offloaded state.
   float* state(std::size_t which, std::size_t unit, Segment const& part) const {
     return state_.moment(which, unit, part);
   }
   /// Continues as after `steps` steps. @note Waits for compute.
   void set_steps(std::int64_t steps) { state_.set_steps(steps); }
 
-  Muon(Muon&&) noexcept = default;
+  Muon(Muon&&) noexcept = default;  ///< moves no memory; the other object must not be used then
+  /// Waits for kernels of this optimizer, frees its memory, and takes over that of `other`.
   Muon& operator=(Muon&& other) noexcept {
     state_ = std::move(other.state_);  // first: it waits for kernels that use the buffers
     options_ = other.options_;

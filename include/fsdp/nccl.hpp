@@ -41,9 +41,9 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::nccl {
 /// A communicator that was moved from can be destroyed, assigned to, and nothing else: calls throw a UsageError.
 class Communicator {
  public:
-  using Device = cuda::Device;
-  using Stream = cuda::Stream;
-  static constexpr std::string_view name = "nccl";
+  using Device = cuda::Device;                      ///< the GPU whose memory is moved
+  using Stream = cuda::Stream;                      ///< streams of the GPU, on which collectives run
+  static constexpr std::string_view name = "nccl";  ///< kind of communicator
 
   /// The ranks of a run started with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torchrun does;
   /// without them one rank. LOCAL_RANK chooses the device; a machine with one GPU needs none.
@@ -59,7 +59,7 @@ class Communicator {
           place.rank, cuda::device_count());
     return from_environment(cuda::Device(std::max(place.local_rank, 0)), options);
   }
-  /// As above, on a device chosen by the caller.
+  /// A world that the environment describes, on a device chosen by the caller.
   static Communicator from_environment(cuda::Device device, Options options = {}) {
     auto const place = bootstrap::Environment::read();
     auto state = std::make_unique<State>(device, place.rank, place.size, options);
@@ -92,9 +92,9 @@ class Communicator {
     return Communicator(std::move(state));
   }
 
-  int rank() const { return state().rank; }
-  int size() const { return state().size; }
-  cuda::Device const& device() const { return state().device; }
+  int rank() const { return state().rank; }                      ///< this process's rank, from 0
+  int size() const { return state().size; }                      ///< number of ranks
+  cuda::Device const& device() const { return state().device; }  ///< this rank's GPU
   /// NCCL's handle; null in a group of one rank that was not adopted.
   ncclComm_t get() const { return state().comm; }
   /// The collective in which this rank waits now, for messages; "" if nothing is pending.

@@ -259,6 +259,7 @@ class Offloading final : public OffloadHooks {
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
+/// Parts of the state that offload() keeps in host memory; at least one must be set.
 struct OffloadOptions {
   bool moments = false;     ///< of all optimizers of the engine
   bool masters = false;     ///< fp32 masters of narrower parameters; a shard of parameters stays on the device

@@ -24,11 +24,12 @@
 
 namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
+/// Options of AdamW, equal on all ranks.
 struct AdamWOptions {
-  float lr = 1e-3f;  ///< learning rate of step() without an argument
-  float beta1 = 0.9f;
-  float beta2 = 0.999f;
-  float eps = 1e-8f;
+  float lr = 1e-3f;                  ///< learning rate of step() without an argument
+  float beta1 = 0.9f;                ///< decay of the first moment, in [0, 1)
+  float beta2 = 0.999f;              ///< decay of the second moment, in [0, 1)
+  float eps = 1e-8f;                 ///< added to the root of the second moment; finite, not negative
   float weight_decay = 0.01f;        ///< applies to tensors whose TensorOptions::decay is set
   bool stochastic_rounding = false;  ///< rounds masters and moments narrower than fp32: [Note: Stochastic rounding]
   std::uint64_t seed = 0;            ///< seeds stochastic rounding; equal on all ranks
@@ -60,8 +61,8 @@ class AdamW {
   AdamW(E&, ...) = delete;  // fsdp: expected (engine[, tensors][, AdamWOptions[, groups]]); check the names in braces
   // clang-format on
 
-  void step() { step(options_.lr); }
-  void step(GradNorm<E> const& norm) { step(options_.lr, norm); }
+  void step() { step(options_.lr); }  ///< takes a step with AdamWOptions::lr, without clipping
+  void step(GradNorm<E> const& norm) { step(options_.lr, norm); }  ///< takes a clipped step with AdamWOptions::lr
 
   /// Takes a step over all units with learning rate `lr`.
   /// @param norm  of clip_grad_norm: gradients are multiplied by the factor that it decided. A step that clipping skips
@@ -74,22 +75,24 @@ class AdamW {
   /// @note Collective: no.
   void step(float lr, GradNorm<E> const& norm = {});
 
-  // Parts of a step, for fsdp::Optimizers: see OptimizerPart.
+  /// Begins a step of fsdp::Optimizers: see OptimizerPart. @param clip  nullptr: nothing is clipped
   void begin_step(float lr, ClipScalars const* clip) { state_.begin_step(lr, clip); }
-  void update(typename E::Unit& unit);
-  bool owns(TensorInfo const& tensor) const { return state_.owns(tensor); }
+  void update(typename E::Unit& unit);  ///< enqueues the update of the unit's tensors that it owns: see OptimizerPart
+  bool owns(TensorInfo const& tensor) const { return state_.owns(tensor); }  ///< whether it updates the tensor
   /// The tensors of `among` that this optimizer does not own.
   TensorSelection rest(TensorSelection among = TensorSelection::all()) const { return state_.rest(std::move(among)); }
 
-  E& engine() const { return state_.engine(); }
+  E& engine() const { return state_.engine(); }  ///< engine whose parameters it updates
   /// Steps taken; skipped ones do not count. @note Waits for compute.
   std::int64_t steps() const { return state_.steps(); }
-  AdamWOptions const& options() const { return options_; }
+  AdamWOptions const& options() const { return options_; }  ///< as given to the constructor
 
-  // State for checkpoints: see fsdp::checkpoint::Checkpointable.
+  /// Name of its state in checkpoints: see fsdp::checkpoint::Checkpointable.
   static constexpr std::string_view name() { return "AdamW"; }
-  static std::vector<std::string_view> state_names() { return {"exp_avg", "exp_avg_sq"}; }
+  static std::vector<std::string_view> state_names() { return {"exp_avg", "exp_avg_sq"}; }  ///< names of its moments
+  /// Moment 0 or 1 of a unit that it owns whole, laid out as the shard; else nullptr. @note Waits for offloaded state.
   Moment* state(std::size_t which, std::size_t unit) const { return state_.moment(which, unit); }
+  /// Moment 0 or 1 for a part of the unit's shard. @pre it owns the part's tensor. @note Waits for offloaded state.
   Moment* state(std::size_t which, std::size_t unit, Segment const& part) const {
     return state_.moment(which, unit, part);
   }
@@ -158,8 +161,9 @@ void AdamW<E, Moment>::update(typename E::Unit& unit) {
 template <class E>
 AdamW(E&) -> AdamW<E>;
 
+/// Options of Sgd, equal on all ranks.
 struct SgdOptions {
-  float lr = 1e-2f;
+  float lr = 1e-2f;                  ///< learning rate of step() without an argument
   float momentum = 0.0f;             ///< 0: no momentum, and no memory for it
   bool nesterov = false;             ///< Nesterov momentum
   float weight_decay = 0.0f;         ///< L2 penalty of tensors whose TensorOptions::decay is set
@@ -190,31 +194,34 @@ class Sgd {
   template <class None = void>
   Sgd(E&, ...) = delete;  // fsdp: expected (engine[, tensors][, SgdOptions[, groups]]); check the names in braces
 
-  void step() { step(options_.lr); }
-  void step(GradNorm<E> const& norm) { step(options_.lr, norm); }
+  void step() { step(options_.lr); }  ///< takes a step with SgdOptions::lr, without clipping
+  void step(GradNorm<E> const& norm) { step(options_.lr, norm); }  ///< takes a clipped step with SgdOptions::lr
 
   /// Takes a step over all units; see AdamW::step for clipping, streams and errors.
   void step(float lr, GradNorm<E> const& norm = {});
 
-  // Parts of a step, for fsdp::Optimizers: see OptimizerPart.
+  /// Begins a step of fsdp::Optimizers: see OptimizerPart. @param clip  nullptr: nothing is clipped
   void begin_step(float lr, ClipScalars const* clip) { state_.begin_step(lr, clip); }
-  void update(typename E::Unit& unit);
-  bool owns(TensorInfo const& tensor) const { return state_.owns(tensor); }
+  void update(typename E::Unit& unit);  ///< enqueues the update of the unit's tensors that it owns: see OptimizerPart
+  bool owns(TensorInfo const& tensor) const { return state_.owns(tensor); }  ///< whether it updates the tensor
   /// The tensors of `among` that this optimizer does not own.
   TensorSelection rest(TensorSelection among = TensorSelection::all()) const { return state_.rest(std::move(among)); }
 
-  E& engine() const { return state_.engine(); }
+  E& engine() const { return state_.engine(); }  ///< engine whose parameters it updates
   /// Steps taken; skipped ones do not count. @note Waits for compute.
   std::int64_t steps() const { return state_.steps(); }
-  SgdOptions const& options() const { return options_; }
+  SgdOptions const& options() const { return options_; }  ///< as given to the constructor
 
-  // State for checkpoints: see fsdp::checkpoint::Checkpointable.
+  /// Name of its state in checkpoints: see fsdp::checkpoint::Checkpointable.
   static constexpr std::string_view name() { return "Sgd"; }
+  /// Name of the momentum; empty if no tensor has momentum.
   std::vector<std::string_view> state_names() const {
     if (has_momentum_) return {"momentum_buffer"};
     return {};
   }
+  /// Momentum of a unit that it owns whole, laid out as the shard; else nullptr. @note Waits for offloaded state.
   float* state(std::size_t which, std::size_t unit) const { return state_.moment(which, unit); }
+  /// Momentum for a part of the unit's shard. @pre it owns the part's tensor. @note Waits for offloaded state.
   float* state(std::size_t which, std::size_t unit, Segment const& part) const {
     return state_.moment(which, unit, part);
   }
@@ -334,8 +341,8 @@ class Optimizers {
                 "fsdp: an optimizer of Optimizers has members owns, name, begin_step and update: see OptimizerPart");
 
  public:
-  static constexpr std::size_t count = 1 + sizeof...(More);
-  using LearningRates = std::array<float, count>;  ///< of each optimizer, in the order of the constructor
+  static constexpr std::size_t count = 1 + sizeof...(More);  ///< number of optimizers
+  using LearningRates = std::array<float, count>;            ///< of each optimizer, in the order of the constructor
 
   /// @throws UsageError if a tensor that trains has no owner, or two; or the optimizers belong to different engines.
   /// ConfigError on every rank if ranks give tensors to different optimizers
@@ -390,7 +397,7 @@ class Optimizers {
     step(rates, norm);
   }
 
-  E& engine() const { return *engine_; }
+  E& engine() const { return *engine_; }  ///< engine of all of them
   /// Calls `act(optimizer)` for each in turn. A checkpoint lists them.
   template <class Act>
   void for_each_part(Act&& act) const {

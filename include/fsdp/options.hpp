@@ -33,6 +33,7 @@ enum class WithoutGradient : unsigned char {
   zeros       ///< its gradient is zero: moments and weights decay
 };
 
+/// Settings of a whole engine, for its constructor: prefetch, resharding, optional buffers, debugging.
 struct EngineOptions {
   int prefetch = 1;                        ///< units gathered ahead of the one that computes
   std::optional<int> backward_prefetch{};  ///< the number in backward; not set: `prefetch`
@@ -63,6 +64,7 @@ struct EngineOptions {
   WithoutGradient without_gradient = WithoutGradient::refused;  ///< for engines with paths
 };
 
+/// Settings of one unit, for Engine::add_unit and Engine::shard.
 struct UnitOptions {
   std::optional<ShardingStrategy> strategy{};  ///< not set: the engine's
   /// The unit does not train: it has no gradients, no optimizer state, no reductions, and norms leave it out. A
@@ -72,17 +74,17 @@ struct UnitOptions {
 
 /// Id of a unit that several modules share. Engine::add_unit returns it; by default it names none.
 struct UnitId {
-  std::size_t index = static_cast<std::size_t>(-1);
+  std::size_t index = static_cast<std::size_t>(-1);  ///< number of the unit in its engine, from 0; -1: none
   void const* engine = nullptr;  ///< engine of the unit; other engines refuse the id. nullptr: not checked
 };
 /// Id of a module's use in the declared order. By default it names none.
 struct UseId {
-  std::size_t index = static_cast<std::size_t>(-1);
+  std::size_t index = static_cast<std::size_t>(-1);  ///< number of the use in the declared order, from 0; -1: none
   void const* engine = nullptr;  ///< engine of the use; other engines refuse the id. nullptr: not checked
 };
 /// Id of a path of Engine::add_path; by default, the declared order.
 struct PathId {
-  std::size_t index = 0;
+  std::size_t index = 0;         ///< number of the path, from 1; 0: the declared order
   void const* engine = nullptr;  ///< engine of the path; other engines refuse the id. nullptr: not checked
 };
 

@@ -157,6 +157,7 @@ class [[nodiscard]] PathScope {
     engine.passes.expect_between_passes("a path is followed");
     engine.passes.followed() = &followed_;
   }
+  /// Moves the scope: passes follow the path until the new scope ends.
   [[gnu::cold, gnu::noinline]] PathScope(PathScope&& other) noexcept
       : engine_(std::exchange(other.engine_, nullptr)), followed_(other.followed_) {
     if (engine_ != nullptr) place_of(&other.followed_) = &followed_;

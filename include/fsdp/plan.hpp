@@ -41,7 +41,7 @@ struct Load {
 };
 /// Work of one use.
 struct Work {
-  Load forward;
+  Load forward;   ///< work of the forward kernels
   Load backward;  ///< with its own recomputation, outside of segments
 };
 
@@ -57,12 +57,12 @@ enum class Algorithm : unsigned char {
   tree,  ///< it grows with its logarithm
   nccl   ///< all_reduce: the faster of both; the others: a ring, or with one rank a node the faster of both (PAT)
 };
-inline constexpr std::array<std::string_view, 3> algorithm_names{"ring", "tree", "nccl"};
+inline constexpr std::array<std::string_view, 3> algorithm_names{"ring", "tree", "nccl"};  ///< names in hardware files
 
 /// Seconds, bytes and operations per second. Bandwidths are those that a large collective reaches, in one direction,
 /// for each GPU.
 struct Hardware {
-  int gpus_per_node = 1;
+  int gpus_per_node = 1;         ///< GPUs of each node
   double memory = 0;             ///< bytes of a GPU that a run may use
   double flops = 0;              ///< dense peak by the data sheet: what MFU refers to
   double efficiency = 1;         ///< fraction of `flops` that matrix products reach
@@ -75,15 +75,17 @@ struct Hardware {
   double step_overhead = 0;      ///< per step: host time that nothing overlaps
   double jitter = 0;             ///< per step and doubling of the nodes: delay of the slowest rank
   bool shared_link = true;       ///< gathers and reductions that overlap share the bandwidth: [Note: Shared links]
-  Algorithm all_gather = Algorithm::nccl, reduce_scatter = Algorithm::nccl, all_reduce = Algorithm::nccl;
+  Algorithm all_gather = Algorithm::nccl,  ///< algorithm of all-gathers
+      reduce_scatter = Algorithm::nccl,    ///< algorithm of reduce-scatters
+      all_reduce = Algorithm::nccl;        ///< algorithm of all-reduces
 
-  int nodes(int gpus) const { return (gpus + gpus_per_node - 1) / gpus_per_node; }
+  int nodes(int gpus) const { return (gpus + gpus_per_node - 1) / gpus_per_node; }  ///< nodes that hold `gpus` GPUs
 };
 
 /// The ranks of a collective: so many, `stride` ranks apart.
 struct Members {
-  int ranks = 1;
-  int stride = 1;
+  int ranks = 1;   ///< number of ranks
+  int stride = 1;  ///< distance between neighbours, in ranks
   /// Number of ranks of the group in a node. The other ranks of the node run the same collective in groups of their
   /// own.
   int per_node(Hardware const& hardware) const {
@@ -279,8 +281,8 @@ class HardwareReader {
 
 /// A value of a hardware file, as text.
 struct HardwareValue {
-  std::string_view name;
-  double value;
+  std::string_view name;  ///< key of its line, such as "flops"
+  double value;           ///< in the unit of the member of Hardware with this name
 };
 
 /// The text of a hardware file with these values: lines that have one of them get the new one, others stay as they are,
@@ -321,7 +323,7 @@ struct Workload {
 /// Predicted seconds of a step that follows others. `step` may exceed `compute + exposed`, because streams may wait for
 /// other work.
 struct Forecast {
-  double step = 0;
+  double step = 0;           ///< the whole step, from the end of the step before it
   double compute = 0;        ///< kernels of the compute stream run: those of modules, norm and update
   double communication = 0;  ///< at least one collective runs
   double exposed = 0;        ///< seconds of communication while no such kernel runs

@@ -17,7 +17,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 /// Arguments for the forward that Recompute's backward runs first.
 template <class... Args>
 struct ForwardArguments {
-  std::tuple<Args...> values;
+  std::tuple<Args...> values;  ///< references to the arguments, in their order
 };
 /// Makes ForwardArguments: `layer.backward(fsdp::forward_with(x, y, scratch), ...)`. Valid until the end of the
 /// statement.
@@ -54,16 +54,17 @@ Recompute(M) -> Recompute<M>;
 /// Sizes of the activations of equal layers, and the memory that they need if each `per_segment` layers are recomputed
 /// together (Engine::recompute_segment). The last segment may be shorter.
 struct SegmentSizes {
-  std::size_t layers = 0;
+  std::size_t layers = 0;       ///< number of layers
   std::size_t per_segment = 1;  ///< at least 1; `layers`: everything is kept
   std::size_t output = 0;       ///< bytes of a layer's output, which is the next layer's input
   std::size_t kept = 0;         ///< bytes that a layer's forward keeps for its backward
 
-  std::size_t segments() const { return (layers + longest() - 1) / longest(); }
+  std::size_t segments() const { return (layers + longest() - 1) / longest(); }  ///< number of segments
   /// Layers of the longest segment.
   std::size_t longest() const { return std::clamp<std::size_t>(per_segment, 1, std::max<std::size_t>(layers, 1)); }
-  /// The first and the last layer of the segment of `layer`.
+  /// The first layer of the segment that contains `layer`.
   std::size_t first(std::size_t layer) const { return layer - layer % longest(); }
+  /// The last layer of the segment that contains `layer`.
   std::size_t last(std::size_t layer) const { return std::min(first(layer) + longest(), layers) - 1; }
   /// Bytes of SegmentActivations: the input of each segment, the last output, and the activations of one segment.
   std::size_t bytes() const { return (segments() + longest()) * padded(output) + longest() * padded(kept); }
@@ -83,8 +84,8 @@ class SegmentActivations {
   SegmentActivations(D& device, MemoryAccount& account, SegmentSizes const& sizes)
       : sizes_(checked(sizes)), memory_(device, account, MemoryTag::activations, sizes.bytes()) {}
 
-  SegmentSizes const& sizes() const { return sizes_; }
-  std::size_t bytes() const { return memory_.bytes(); }
+  SegmentSizes const& sizes() const { return sizes_; }   ///< the sizes that the constructor got
+  std::size_t bytes() const { return memory_.bytes(); }  ///< bytes that the device allocated
   /// The input of a layer; for index `layers`, the output of the last one.
   /// @throws UsageError if there is no such layer; output() and kept() too
   template <class T>
@@ -97,6 +98,7 @@ class SegmentActivations {
                                                : layer / longest;
     return reinterpret_cast<T*>(memory_.data() + number * SegmentSizes::padded(sizes_.output));
   }
+  /// The output of a layer, which is the input of the next one. @throws UsageError if there is no such layer
   template <class T>
   T* output(std::size_t layer) const {
     expect(layer < sizes_.layers, "output", layer);

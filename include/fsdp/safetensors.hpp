@@ -34,10 +34,11 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 /// A tensor of a file: name, element type, extents.
 struct TensorEntry {
-  std::string name;
-  DType dtype = DType::f32;
-  std::vector<std::int64_t> shape;
+  std::string name;                 ///< name in the file, unique there
+  DType dtype = DType::f32;         ///< type of an element
+  std::vector<std::int64_t> shape;  ///< row-major extents; none for a scalar
 
+  /// Number of elements: the product of the extents.
   std::int64_t numel() const {
     std::int64_t product = 1;
     for (auto const extent : shape) product *= extent;
@@ -81,11 +82,12 @@ class SafetensorsFile {
 
   /// In the order of their bytes.
   std::vector<TensorEntry> const& entries() const { return entries_; }
-  std::map<std::string, std::string> const& metadata() const { return metadata_; }
+  std::map<std::string, std::string> const& metadata() const { return metadata_; }  ///< the header's "__metadata__"
   /// Names of tensors whose type is none of DType's (masks, quantised weights): they take their place in the file, and
   /// cannot be read.
   /// @return by name, what the file calls their type
   std::map<std::string, std::string_view, std::less<>> const& other_types() const { return other_types_; }
+  /// Whether the file has a tensor of this name, of one of DType's types.
   bool contains(std::string_view name) const { return index_.find(name) != index_.end(); }
   /// @throws ConfigError if there is no such tensor
   TensorEntry const& entry(std::string_view name) const { return entries_[find(name)]; }

@@ -26,6 +26,7 @@ class [[nodiscard]] EvaluationScope {
  public:
   /// @throws UsageError in the middle of a backward pass
   explicit EvaluationScope(E& engine);
+  /// Moves the scope: the evaluation lasts until the new scope ends.
   EvaluationScope(EvaluationScope&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)) {}
   EvaluationScope& operator=(EvaluationScope&&) = delete;
   ~EvaluationScope() noexcept(false);
@@ -58,6 +59,7 @@ class [[nodiscard]] BackwardScope {
   BackwardScope(E& engine, BackwardChange change, bool on) : engine_(on ? &engine : nullptr), change_(change) {
     if (on) engine.begin_backward_scope(change);
   }
+  /// Moves the scope: the change of backward passes lasts until the new scope ends.
   BackwardScope(BackwardScope&& other) noexcept
       : engine_(std::exchange(other.engine_, nullptr)), change_(other.change_) {}
   BackwardScope& operator=(BackwardScope&&) = delete;
@@ -83,7 +85,7 @@ class OpenUse {
   OpenUse& operator=(OpenUse const&) = delete;
 
   /// False if no use is open: also if backward passes do not come to the use, because nothing at or below it trains.
-  /// There are no parameters then.
+  /// Without an open use there are no parameters.
   explicit operator bool() const { return unit_ != nullptr; }
   /// The unit of a tensor: 0 is the unit that the use was declared with, others have tensors of other kinds.
   typename E::Unit& unit(std::size_t of = 0) const {
@@ -190,8 +192,9 @@ void OpenUse<E>::abandon_use() noexcept {
 template <class E>
 class [[nodiscard]] UseScope : public detail::OpenUse<E> {
  public:
-  using Core = E;
+  using Core = E;  ///< EngineCore: the parts of an engine
 
+  /// Begins use number `use` of the declared order. @throws OrderError if another one comes next
   UseScope(E& engine, std::size_t use, Pass pass) { this->begin_use(engine, use, pass); }
   UseScope(UseScope const&) = delete;
   ~UseScope() noexcept(false) {
@@ -215,13 +218,13 @@ class [[nodiscard]] UseScope : public detail::OpenUse<E> {
 /// if (held) kernels(held.parameters(), held.gradients());
 /// held.end();                                     // in another
 /// ```
-/// Its members unit(), parameters(), gradients(), layout(), buffers() and wants_gradients() are those of a scope: call
+/// The members unit(), parameters(), gradients(), layout(), buffers() and wants_gradients() are those of a scope: call
 /// them while it converts to true.
 /// @tparam E  Engine
 template <class E>
 class HeldUse : public detail::OpenUse<typename E::Scope::Core> {
  public:
-  explicit HeldUse(E& engine) : engine_(&engine) {}
+  explicit HeldUse(E& engine) : engine_(&engine) {}  ///< holds no use until begin()
   /// Abandons an open use: see abandon().
   ~HeldUse() { abandon(); }
 

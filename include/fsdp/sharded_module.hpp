@@ -101,22 +101,23 @@ struct Binder {
 template <Module M, class E>
 class ShardedModule<M, E> {
  public:
-  using Param = typename E::Precision::Param;
-  using Reduce = typename E::Precision::Reduce;
-  using Weights = typename M::template Params<Param const>;
-  using Written = std::conditional_t<SetsGradients<M>, Gradient<Reduce>, Reduce>;
-  using Gradients = typename M::template Params<Written>;
+  using Param = typename E::Precision::Param;                                      ///< element type of parameters
+  using Reduce = typename E::Precision::Reduce;                                    ///< element type of gradients
+  using Weights = typename M::template Params<Param const>;                        ///< parameters that M reads
+  using Written = std::conditional_t<SetsGradients<M>, Gradient<Reduce>, Reduce>;  ///< element type of Gradients
+  using Gradients = typename M::template Params<Written>;                          ///< gradients that M writes
 
+  /// Made by Engine::shard, which has registered the module. @param added  the module's use and tensors
   ShardedModule(E& engine, M&& module, detail::AddedModule added)
       : module_(std::move(module)), engine_(&engine), use_{added.use, &engine}, tensors_(std::move(added.tensors)) {}
   /// Moves the module. If that throws, `other` is still sharded.
   ShardedModule(ShardedModule&& other) = default;
-  ShardedModule& operator=(ShardedModule&& other) = default;
+  ShardedModule& operator=(ShardedModule&& other) = default;  ///< later passes of `other` throw a UsageError
 
-  M const& module() const { return module_; }
+  M const& module() const { return module_; }  ///< the user's module; its parameters are in the unit
   /// The module's use in the declared order, for prefetch lists.
   UseId use() const { return use_; }
-  operator UseId() const { return use_; }
+  operator UseId() const { return use_; }  ///< the id that use() returns, so that lists of uses can contain the module
 
   /// Gathers the unit, starts the next units' gathers, enqueues `M::forward(compute, weights, args...)`, and reshards
   /// the unit.

@@ -44,21 +44,22 @@ struct NoNorm {
 template <class E>
 class Shards {
  public:
-  using Unit = typename E::Unit;
+  using Unit = typename E::Unit;  ///< FlatParam: layout, shard and buffers of a unit
 
-  explicit Shards(E& engine) : engine_(&engine) {}
+  explicit Shards(E& engine) : engine_(&engine) {}  ///< made by Engine::shards(); the engine must outlive it
 
   /// Units in declared order. Their shards, layouts and slices are fixed once the engine is sealed. A unit without
   /// parameters (a ReLU) has a shard of 0 elements, and no gradient.
   std::size_t size() const { return engine_->core_.declared.units().size(); }
+  /// A unit by its number in the declared order. @pre index < size()
   Unit& operator[](std::size_t index) const { return *engine_->core_.declared.units()[index]; }
-  Unit& operator[](UnitId id) const { return (*this)[id.index]; }
+  Unit& operator[](UnitId id) const { return (*this)[id.index]; }  ///< unit by an id of this engine; not checked
 
   /// Calls `f(stream, gradients)` each time the unit's gradient shard has been reduced: in backward passes, on the
   /// calling thread. f enqueues on `stream`, behind the reduction and before norms and optimizers read the shard.
   /// Several functions of one unit are called in the order of registration.
   ///
-  /// It is called once a reduction, not once a step. A pass under no_sync(), or under no_replica_sync() where it does
+  /// The function is called once per reduction, not once per step. A pass under no_sync(), or under no_replica_sync() where it does
   /// not complete the reduction, calls nothing. Of several passes that reduce, each calls it, with the sum so far. In a
   /// world of one, every pass that is not under no_sync() reduces. Evaluations and passes under frozen_parameters()
   /// call nothing.
@@ -83,7 +84,8 @@ class Shards {
     if constexpr (callable)
       (*this)[unit.index()].hooks.add(new detail::ReducedHookOf<typename E::Stream, F>(std::move(f)));
   }
-  /// As above, by id, of engine.add_unit or AdoptedUnit::unit. @throws UsageError also if there is no such unit
+  /// on_reduced() for a unit that engine.add_unit or AdoptedUnit::unit returned. @throws UsageError also if there is no
+  /// such unit
   template <class F>
   void on_reduced(UnitId id, F f) const {
     if (id.engine != nullptr && id.engine != engine_) engine_->refuse_foreign("the unit given to on_reduced");
@@ -112,6 +114,7 @@ class Shards {
     expect_of_engine(unit);
     return unit.shard_segments(engine_->placement());
   }
+  /// Former name of shard_segments().
   [[deprecated("write shard_segments")]] std::vector<Segment> kept(Unit const& unit) const {
     return shard_segments(unit);
   }
@@ -232,6 +235,7 @@ class Shards {
   }
   /// Checks gradients and their norm, for norms and exports.
   detail::GradientChecks& checks() const { return engine_->core_.checks; }
+  /// Former name of checks().
   [[deprecated("write checks(), or passes()")]] detail::GradientChecks& gate() const { return checks(); }
   /// The state of passes and parameters.
   auto& passes() const { return engine_->core_.passes; }
@@ -255,7 +259,7 @@ class Shards {
   auto& scalar_communicator() const { return *engine_->core_.scalar_comm; }
   /// The ranks that share units' shards; its collectives are enqueued on gather_stream(). @pre some unit has several
   auto& gather_communicator() const { return engine_->core_.executor.communicator(step::Group::gather); }
-  auto& gather_stream() const { return engine_->core_.streams[StreamKind::gather]; }
+  auto& gather_stream() const { return engine_->core_.streams[StreamKind::gather]; }  ///< the stream of all-gathers
 
   /// Whether the unit trains, and a backward pass since the last step has come to it; without paths, every unit that
   /// trains has a gradient when a step begins. After begin_step: the step updates the unit, and has not yet.
@@ -263,9 +267,10 @@ class Shards {
 
   /// Number of waits for a late event: see [Note: Events]. It is 0 in all steps that the event planner covers.
   std::size_t late_events() const { return engine_->core_.executor.late_events(); }
+  /// Former name of late_events().
   [[deprecated("write late_events()")]] std::size_t late_records() const { return late_events(); }
 
-  TraceHook<typename E::Device> const& trace() const { return engine_->core_.trace; }
+  TraceHook<typename E::Device> const& trace() const { return engine_->core_.trace; }  ///< hook that records spans
   /// The span of a unit's update, which begins on compute.
   auto trace_update(Unit const& unit) const {
     return trace().begin(engine_->compute(), StreamKind::compute, unit.name(), "optimizer", "optimizer",

@@ -19,10 +19,12 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Time of one operation, in any unit.
 struct Cost {
-  double fixed = 0, per_byte = 0;
+  double fixed = 0,  ///< time that every operation takes
+      per_byte = 0;  ///< more time for each of Operation::bytes
   /// cost for each of Operation::elements, for primitives whose moved bytes are not the written ones
   double per_element = 0;
 
+  /// Time of the operation.
   double of(step::Operation const& operation) const {
     return fixed + per_byte * static_cast<double>(operation.bytes) +
            per_element * static_cast<double>(operation.elements);
@@ -30,14 +32,14 @@ struct Cost {
 };
 /// Time of a collective of a group, by one algorithm.
 struct CollectiveCost {
-  step::Primitive primitive{};
-  step::Group group{};
-  Cost cost;
+  step::Primitive primitive{};  ///< all_gather, reduce_scatter or all_reduce
+  step::Group group{};          ///< ranks that take part
+  Cost cost;                    ///< time, without Costs::factor
 };
 /// Cost of each primitive. Collectives of a group take `factor` times as long, because groups within a node are faster
 /// than others.
 struct Costs {
-  static constexpr std::size_t no_link = step::groups;
+  static constexpr std::size_t no_link = step::groups;  ///< value in `link`: nothing else uses the group's link
   /// An array of so many equal values.
   template <std::size_t N, class T>
   static constexpr std::array<T, N> filled(T value) {
@@ -46,20 +48,22 @@ struct Costs {
     return all;
   }
 
-  std::array<Cost, step::primitives> primitive{};
+  std::array<Cost, step::primitives> primitive{};  ///< cost of each, by step::Primitive
   /// Costs of collectives by several algorithms: the fastest entry replaces the primitive's cost.
   std::vector<CollectiveCost> collectives{};
   /// By group: index of the link that its collectives use, below step::groups; no_link: nothing else uses it. See
   /// [Note: Shared links].
   std::array<std::size_t, step::groups> link = filled<step::groups>(no_link);
-  std::array<double, step::groups> factor = filled<step::groups>(1.0);
+  std::array<double, step::groups> factor = filled<step::groups>(1.0);  ///< by group: multiplies times of collectives
   /// Times of modules' kernels by pass and use, in the order of declaration: a trace contains them. One for each use,
   /// or none: the primitive's cost. A use that is recomputed takes its time of a forward pass.
   std::array<std::vector<double>, pass_kinds.size()> modules{};
 
-  Cost& operator[](step::Primitive which) { return primitive[static_cast<std::size_t>(which)]; }
-  double& operator[](step::Group which) { return factor[static_cast<std::size_t>(which)]; }
+  Cost& operator[](step::Primitive which) { return primitive[static_cast<std::size_t>(which)]; }  ///< cost of `which`
+  double& operator[](step::Group which) { return factor[static_cast<std::size_t>(which)]; }       ///< factor of a group
+  /// Times of modules' kernels in passes of a kind, by use; empty: the primitive's cost.
   std::vector<double>& operator[](PassKind kind) { return modules[static_cast<std::size_t>(kind)]; }
+  /// Time of an operation at a place of the run. @throws UsageError if `modules` has too few times for the use
   double of(step::Operation const& operation, step::RunPosition const& at) const {
     if (operation.beside) return 0;  // its module's first operation has the cost
     bool const again = operation.primitive == step::Primitive::recompute;
@@ -122,8 +126,10 @@ class SharedLink {
   std::vector<Busy> busy_;  ///< in order; they do not touch
 };
 
+/// Begin and end of an operation, in the unit of the costs; the run begins at 0.
 struct TimeSpan {
-  double begin = 0, end = 0;
+  double begin = 0,  ///< when the operation begins
+      end = 0;       ///< when the operation has ended
 };
 
 /// Times the operations of several ranks. A stream runs its operations in order. An operation begins after the last
@@ -141,6 +147,7 @@ class Simulator {
   void await(step::Operation const& beside) {
     for (auto& rank : ranks_) rank.streams[static_cast<std::size_t>(beside.stream)] = begin(rank, beside).begin;
   }
+  /// Enqueues an operation on all ranks, behind those so far, and computes its spans.
   void run(step::Executed const& executed) {
     auto const& operation = executed.operation;
     for (auto& rank : ranks_) rank.spans.push_back(begin(rank, operation));

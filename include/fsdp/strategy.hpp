@@ -16,7 +16,7 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 /// Shards parameters, gradients and optimizer state; gathers a unit for its forward and again for its backward
 /// (ZeRO-3; PyTorch's FULL_SHARD).
 struct FullShard {
-  static constexpr std::string_view name = "full_shard";
+  static constexpr std::string_view name = "full_shard";  ///< for messages; compared over ranks
   static constexpr bool shards = true;  ///< false: every rank keeps everything; read by UnitPlan::describe
   /// false: unsharded from forward until after backward. Read by UnitPlan::own_gather_slot and keeps_after_forward.
   static constexpr bool reshards_after_forward = true;
@@ -25,9 +25,9 @@ struct FullShard {
 /// Shards gradients and optimizer state; parameters stay unsharded from forward until after backward
 /// (ZeRO-2; PyTorch's SHARD_GRAD_OP).
 struct ShardGradOp {
-  static constexpr std::string_view name = "shard_grad_op";
-  static constexpr bool shards = true;
-  static constexpr bool reshards_after_forward = false;
+  static constexpr std::string_view name = "shard_grad_op";  ///< for messages; compared over ranks
+  static constexpr bool shards = true;                       ///< each rank keeps only its shard
+  static constexpr bool reshards_after_forward = false;      ///< parameters stay unsharded until after backward
 };
 
 namespace detail {
@@ -57,29 +57,30 @@ template <class Inner = FullShard>
 struct HybridShard {
   static_assert(Inner::shards && !detail::Grouped<Inner>,
                 "HybridShard shards inside a group: FullShard or ShardGradOp");
-  static constexpr std::string_view name = detail::HybridName<Inner>::value;
-  static constexpr bool shards = true;
-  static constexpr bool reshards_after_forward = Inner::reshards_after_forward;
+  static constexpr std::string_view name = detail::HybridName<Inner>::value;     ///< for messages: hybrid_shard(inner)
+  static constexpr bool shards = true;                                           ///< over the ranks of a group
+  static constexpr bool reshards_after_forward = Inner::reshards_after_forward;  ///< as Inner; false for ShardGradOp
   int group = 0;  ///< ranks that share one set of shards, a divisor of the world
 };
 
 /// Every rank keeps everything; gradients are all-reduced in buckets (PyTorch's NO_SHARD, and DDP).
 struct NoShard {
-  static constexpr std::string_view name = "no_shard";
-  static constexpr bool shards = false;
-  static constexpr bool reshards_after_forward = false;
+  static constexpr std::string_view name = "no_shard";   ///< for messages; compared over ranks
+  static constexpr bool shards = false;                  ///< every rank keeps everything
+  static constexpr bool reshards_after_forward = false;  ///< parameters stay whole on every rank
 };
-using DDP = NoShard;
+using DDP = NoShard;  ///< NoShard, by PyTorch's name
 
 /// A strategy as a value: the argument of engines and units, and the type for a setting that is read at run time. Any
 /// Strategy converts to it.
 struct ShardingStrategy {
-  std::string_view name;
-  bool shards;
-  bool reshards_after_forward;
-  bool grouped = false;  ///< shards within groups of `group` ranks, and sums gradients over the groups
-  int group = 0;         ///< 0: not said
+  std::string_view name;        ///< for messages; compared over ranks
+  bool shards;                  ///< false: every rank keeps everything
+  bool reshards_after_forward;  ///< false: unsharded from forward until after backward
+  bool grouped = false;         ///< shards within groups of `group` ranks, and sums gradients over the groups
+  int group = 0;                ///< 0: not said
 
+  /// Copies the members of `strategy`; `grouped` is whether it has a member `group`.
   template <Strategy S>
   requires(!std::same_as<S, ShardingStrategy>) constexpr ShardingStrategy(
       S const& strategy)  // NOLINT: a strategy is one
@@ -89,15 +90,19 @@ struct ShardingStrategy {
       group = strategy.group;
     }
   }
+  /// Whether all members are equal.
   friend constexpr bool operator==(ShardingStrategy const&, ShardingStrategy const&) = default;
 };
 
 /// Rank w of W is member `shard` of the N ranks of shard group `replica` of R. Shard groups are consecutive ranks;
 /// replicas are the ranks of equal place in each.
 struct Placement {
-  int rank = 0, world = 1;
-  int shard = 0, shards = 1;
-  int replica = 0, replicas = 1;
+  int rank = 0,      ///< this rank, in [0, world)
+      world = 1;     ///< number of ranks
+  int shard = 0,     ///< its shard, in [0, shards)
+      shards = 1;    ///< number of shards: the ranks of a shard group
+  int replica = 0,   ///< its shard group, in [0, replicas)
+      replicas = 1;  ///< number of shard groups
 
   /// The rank's placement for memory that every rank keeps whole.
   Placement replicated() const { return {rank, world, 0, 1, rank, world}; }

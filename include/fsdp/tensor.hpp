@@ -16,14 +16,15 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 
 /// Distribution of a tensor's first values.
 struct Init {
+  /// Kinds of distributions; `given`: values of the caller, by Shards::set_initial_values.
   enum class Kind : unsigned char { zeros, constant, normal, uniform, given };
 
-  Kind kind = Kind::zeros;
-  float first = 0.0f;      ///< constant: the value; normal: the mean; uniform: the lower bound
-  float second = 0.0f;     ///< normal: the standard deviation; uniform: the upper bound, not reached
-  std::uint64_t hash = 0;  ///< given: of the values, which ranks compare
+  Kind kind = Kind::zeros;  ///< decides the meaning of `first`, `second` and `hash`
+  float first = 0.0f;       ///< constant: the value; normal: the mean; uniform: the lower bound
+  float second = 0.0f;      ///< normal: the standard deviation; uniform: the upper bound, not reached
+  std::uint64_t hash = 0;   ///< given: of the values, which ranks compare
 
-  friend constexpr bool operator==(Init const&, Init const&) = default;
+  friend constexpr bool operator==(Init const&, Init const&) = default;  ///< whether all members are equal
 };
 
 /// The text of an Init, for messages and the comparison of ranks: "normal(0, 0.02)".
@@ -41,15 +42,16 @@ inline std::string to_text(Init const& init) {
 /// Factories of Init.
 namespace init {
 
-inline constexpr Init zeros{};
-inline constexpr Init ones{Init::Kind::constant, 1.0f, 0.0f};
+inline constexpr Init zeros{};                                 ///< every element is 0
+inline constexpr Init ones{Init::Kind::constant, 1.0f, 0.0f};  ///< every element is 1
 
-constexpr Init constant(float value) { return {Init::Kind::constant, value, 0.0f}; }
+constexpr Init constant(float value) { return {Init::Kind::constant, value, 0.0f}; }  ///< every element is `value`
 /// Values of the caller: see Shards::set_initial_values. @param hash  of the values; sealing refuses ranks that differ
 constexpr Init given(std::uint64_t hash) { return {Init::Kind::given, 0.0f, 0.0f, hash}; }
-constexpr Init normal(float deviation) { return {Init::Kind::normal, 0.0f, deviation}; }
+constexpr Init normal(float deviation) { return {Init::Kind::normal, 0.0f, deviation}; }  ///< normal, with mean 0
+/// Normal distribution of this mean and standard deviation.
 constexpr Init normal(float mean, float deviation) { return {Init::Kind::normal, mean, deviation}; }
-constexpr Init uniform(float low, float high) { return {Init::Kind::uniform, low, high}; }
+constexpr Init uniform(float low, float high) { return {Init::Kind::uniform, low, high}; }  ///< uniform in [low, high)
 
 }  // namespace init
 
@@ -89,10 +91,11 @@ FSDP_HD constexpr To bit_cast(From const& from) {
 
 /// bfloat16: the upper half of an fp32. Rounds to nearest even; NaN stays NaN.
 struct alignas(2) bf16 {
-  std::uint16_t bits{};
+  std::uint16_t bits{};  ///< sign, 8 bits of exponent, 7 of mantissa
 
   bf16() = default;
-  FSDP_HD constexpr explicit bf16(float value) : bits(round(value)) {}
+  FSDP_HD constexpr explicit bf16(float value) : bits(round(value)) {}  ///< rounds to nearest even; NaN stays NaN
+  /// The value in fp32, without rounding.
   FSDP_HD constexpr explicit operator float() const {
     return detail::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
   }
@@ -107,11 +110,11 @@ struct alignas(2) bf16 {
 
 /// IEEE binary16. Rounds to nearest even; overflow gives infinity; NaN stays NaN.
 struct alignas(2) fp16 {
-  std::uint16_t bits{};
+  std::uint16_t bits{};  ///< sign, 5 bits of exponent, 10 of mantissa
 
   fp16() = default;
-  FSDP_HD constexpr explicit fp16(float value) : bits(round(value)) {}
-  FSDP_HD constexpr explicit operator float() const { return widen(bits); }
+  FSDP_HD constexpr explicit fp16(float value) : bits(round(value)) {}  ///< rounds to nearest even; overflow: infinity
+  FSDP_HD constexpr explicit operator float() const { return widen(bits); }  ///< the value in fp32, without rounding
 
  private:
   FSDP_HD static constexpr std::uint16_t round(float value) {
@@ -141,6 +144,7 @@ struct alignas(2) fp16 {
 /// Runtime name of an element type.
 enum class DType : unsigned char { f32, bf16, f16, f64, i64 };
 
+/// The DType of T, const or not; of types that fsdp does not move, a compile error.
 template <class T>
 inline constexpr DType dtype_of = [] {
   using U = std::remove_cv_t<T>;
@@ -154,6 +158,7 @@ inline constexpr DType dtype_of = [] {
   return DType::i64;
 }();
 
+/// Bytes of an element.
 constexpr std::size_t size_of(DType type) {
   switch (type) {
     case DType::f32: return 4;
@@ -165,6 +170,7 @@ constexpr std::size_t size_of(DType type) {
   return 0;
 }
 
+/// Name of an element type, for messages: "fp32", "bf16", "fp16", "fp64", "int64".
 constexpr std::string_view name(DType type) {
   switch (type) {
     case DType::f32: return "fp32";
@@ -179,22 +185,23 @@ constexpr std::string_view name(DType type) {
 /// A pointer and its extents, row-major. Owns nothing; copy it freely, also into a kernel.
 template <class T, std::size_t Rank>
 struct Tensor {
-  using value_type = T;
-  static constexpr std::size_t rank = Rank;
+  using value_type = T;                      ///< type of an element; const if elements are read only
+  static constexpr std::size_t rank = Rank;  ///< number of dimensions
   /// For gradients: the sum has begun, and backward adds to it.
   static constexpr bool fresh = false;
   /// Whether backward writes this gradient. False for frozen tensors of modules that skip their gradients.
   constexpr bool wanted() const { return data != nullptr; }
 
-  T* data = nullptr;
-  std::array<std::int64_t, Rank> extents{};
+  T* data = nullptr;                         ///< first element; nullptr: no memory
+  std::array<std::int64_t, Rank> extents{};  ///< elements along each dimension
 
+  /// Number of elements: the product of the extents.
   constexpr std::int64_t numel() const {
     std::int64_t product = 1;
     for (auto const extent : extents) product *= extent;
     return product;
   }
-  constexpr std::int64_t extent(std::size_t axis) const { return extents[axis]; }
+  constexpr std::int64_t extent(std::size_t axis) const { return extents[axis]; }  ///< elements along dimension `axis`
   /// A view of constant elements.
   template <class Constant>
   requires(std::is_same_v<Constant, T const> && !std::is_const_v<T>) constexpr operator Tensor<Constant, Rank>() const {
@@ -205,6 +212,7 @@ struct Tensor {
 /// The extents of a tensor of rank `Rank`: as many integers of any type, no more and no fewer.
 template <std::size_t Rank>
 struct ExtentList : std::array<std::int64_t, Rank> {
+  /// Extents from one integer for each dimension; another number of integers is a compile error.
   template <class... Integers>
   constexpr ExtentList(Integers... extents) : std::array<std::int64_t, Rank>{} {
     static_assert(sizeof...(Integers) == Rank,
@@ -216,6 +224,7 @@ struct ExtentList : std::array<std::int64_t, Rank> {
       (((*this)[axis++] = static_cast<std::int64_t>(extents)), ...);
     }
   }
+  /// Extents from an array of one integer for each dimension.
   constexpr ExtentList(std::array<std::int64_t, Rank> const& extents) : std::array<std::int64_t, Rank>(extents) {}
 };
 /// Extents as an argument of a visitor of `describe`: `{rows, columns}` or a std::array, of the rank that the tensor
@@ -258,7 +267,7 @@ using in_fp32 = typename detail::InFp32<T>::type;
 /// A gradient of type T. Where it is `fresh` its elements are undefined, and backward stores all of them; else it adds.
 template <class T, std::size_t Rank>
 struct Tensor<Gradient<T>, Rank> : Tensor<T, Rank> {
-  bool fresh = false;
+  bool fresh = false;  ///< backward stores every element; false: it adds to them
 };
 
 /// An element type of a precision policy.
@@ -276,9 +285,9 @@ template <class ParamT, class ReduceT, class MasterT = float>
 struct Precision {
   static_assert(is_precision_type<ParamT> && is_precision_type<ReduceT> && is_precision_type<MasterT>,
                 "fsdp::Precision takes float, fsdp::bf16 or fsdp::fp16 as parameter, reduction and master type");
-  using Param = ParamT;
-  using Reduce = ReduceT;
-  using Master = MasterT;
+  using Param = ParamT;    ///< type of the parameters that forward and backward read
+  using Reduce = ReduceT;  ///< type of the gradients that backward writes
+  using Master = MasterT;  ///< type of the parameter shards
 };
 
 /// A precision policy: an argument of Engine.
@@ -291,10 +300,10 @@ struct ElementTypes {
   DType parameter = DType::f32;  ///< of the parameters that forward and backward read
   DType gradient = DType::f32;   ///< of the gradients that backward writes
   DType master = DType::f32;     ///< of the parameter shard
-  friend constexpr bool operator==(ElementTypes const&, ElementTypes const&) = default;
+  friend constexpr bool operator==(ElementTypes const&, ElementTypes const&) = default;  ///< whether all are equal
 };
 
-using Fp32 = Precision<float, float>;
+using Fp32 = Precision<float, float>;      ///< fp32 everywhere
 using Bf16 = Precision<bf16, float>;       ///< bf16 compute, fp32 reduction
 using Bf16Reduce = Precision<bf16, bf16>;  ///< bf16 compute, bf16 reduction
 using Fp16 = Precision<fp16, fp16>;        ///< fp16 compute and reduction: train with a GradScaler

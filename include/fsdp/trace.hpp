@@ -188,13 +188,15 @@ struct OverlapTimes {
 
   /// t_overlapped: time of the set with overlap; exposed = t_overlapped - t_comp.
   double overlapped() const { return compute + exposed; }
+  /// Fraction of `communication` that is exposed, from 0 to 1; 0 without communication.
   double exposed_share() const { return communication > 0.0 ? exposed / communication : 0.0; }
 };
 
 /// Overlap of one rank's spans. The inherited times are those of all spans.
 struct OverlapReport : OverlapTimes {
+  /// Times of one pass or of one unit.
   struct Row : OverlapTimes {
-    std::string name;
+    std::string name;  ///< of the unit; or of the pass: "forward", "backward", "optimizer"
   };
   double wall = 0.0;  ///< of each step from its first begin to its last end; time shared by steps counts once
   /// The part of `exposed` after the last backward of a pass, when there is nothing left to compute: the reduction of

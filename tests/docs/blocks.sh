@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Every C++ block of README.md and docs/ compiles, without warnings, against the headers beside it; those of the tutorial and
-# the adopting guide do more, see pasted.sh.
+# Every C++ block of docs/ compiles, without warnings, against the headers beside it; those of the tutorial and the adopting guide
+# do more, see pasted.sh. README shows a program of examples/usage, which the build compiles.
 # timeout: 3600
 #
 # A block that has #include or main() is a file of its own; one with main() is run, and ends with 0. Any other is preceded by a line
@@ -55,7 +55,7 @@ extract() {
 
 blocks=0
 pages=()
-for page in README.md CONTRIBUTING.md docs/*.md docs/adr/*.md; do
+for page in CONTRIBUTING.md docs/*.md docs/adr/*.md; do
   [[ $page == docs/tutorial.md || $page == docs/adopting.md ]] || pages+=("$page")
 done
 (($# == 0)) || { pages=("$@"); least_compiled=0; }

@@ -33,11 +33,12 @@ patiently 120 "$nanogpt" "${small[@]}" --out_dir='two "& <b>' --strategy=shard_g
 "$nanogpt" report $long 'two "& <b>' --to=both.html --svg=picture.svg >output 2>&1 || fail "report"
 "$nanogpt" report $long >output 2>&1 || fail "report"
 
-# Speaks with the browser over its pipe: https://chromedevtools.github.io/devtools-protocol/
 cat >drive.py <<'PYTHON'
-import json, os, pathlib, subprocess, sys
+import sys
 
-browser, *files = sys.argv[1:]
+from browser import Browser
+
+program, *files = sys.argv[1:]
 failures = 0
 
 def say(text):
@@ -45,55 +46,8 @@ def say(text):
     failures += 1
     print("FAILED: " + text)
 
-class Pipe:
-    def __init__(self):
-        from_here, self.out = os.pipe()
-        self.into, to_here = os.pipe()
-        def place():  # the browser reads from descriptor 3 and writes to 4
-            first, second = os.dup(from_here), os.dup(to_here)
-            os.dup2(first, 3), os.dup2(second, 4)
-        self.process = subprocess.Popen(
-            [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-             "--no-first-run", "--remote-debugging-pipe", "--user-data-dir=" + os.path.abspath("profile"), "about:blank"],
-            preexec_fn=place, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.rest, self.number, self.events = b"", 0, []
-
-    def receive(self):
-        while b"\0" not in self.rest:
-            some = os.read(self.into, 1 << 20)
-            if not some:
-                sys.exit("the browser has ended")
-            self.rest += some
-        text, self.rest = self.rest.split(b"\0", 1)
-        return json.loads(text)
-
-    def ask(self, method, session=None, **parameters):
-        self.number += 1
-        message = {"id": self.number, "method": method, "params": parameters}
-        if session:
-            message["sessionId"] = session
-        text = json.dumps(message).encode() + b"\0"
-        while text:
-            text = text[os.write(self.out, text):]
-        while True:
-            answer = self.receive()
-            if answer.get("id") == self.number:
-                return answer["result"] if "result" in answer else sys.exit(f"{method}: {answer}")
-            self.events.append(answer)
-
-    def wait_for(self, method):
-        while not any(event.get("method") == method for event in self.events):
-            self.events.append(self.receive())
-
-pipe = Pipe()
-target = pipe.ask("Target.createTarget", url="about:blank")["targetId"]
-session = pipe.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-for domain in ("Page", "Runtime", "Network", "Log"):
-    pipe.ask(domain + ".enable", session)
-
-def value(expression):
-    answer = pipe.ask("Runtime.evaluate", session, expression=expression, returnByValue=True)
-    return answer["result"].get("value", answer)
+browser = Browser(program)
+value = browser.value
 
 def middle():  # of the first chart that is shown
     return value("""(() => {
@@ -107,11 +61,7 @@ for file in files:
     for width, height, mobile in ((390, 844, True), (1440, 900, False)):
         for scheme in ("light", "dark"):
             what = f"{file} at {width} pixels, {scheme}"
-            pipe.events.clear()
-            pipe.ask("Emulation.setDeviceMetricsOverride", session, width=width, height=height, deviceScaleFactor=2, mobile=mobile)
-            pipe.ask("Emulation.setEmulatedMedia", session, features=[{"name": "prefers-color-scheme", "value": scheme}])
-            pipe.ask("Page.navigate", session, url=pathlib.Path(file).absolute().as_uri())
-            pipe.wait_for("Page.loadEventFired")
+            browser.open(file, width, height, mobile, scheme)
             if file.endswith(".html"):
                 sideways = value("document.documentElement.scrollWidth")
                 if sideways > width:
@@ -120,7 +70,7 @@ for file in files:
                 if dark != (scheme == "dark"):
                     say(f"{what}: the ground has the other scheme's colour")
                 box = middle()
-                pipe.ask("Input.dispatchMouseEvent", session, type="mouseMoved", x=box[0], y=box[1])
+                browser.ask("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
                 read = value("""document.querySelector(".read").textContent""")
                 if not read.startswith("iteration "):
                     say(f"{what}: a pointer over the first chart reads '{read}'")
@@ -131,25 +81,17 @@ for file in files:
                     if set(shown.split(",")) != {"1"}:
                         say(f"{what}: {axis} and {scale} show {shown} charts of a figure")
                     box = middle()  # what was clicked was scrolled to
-                    pipe.ask("Input.dispatchMouseEvent", session, type="mouseMoved", x=box[0] + 1, y=box[1])
+                    browser.ask("Input.dispatchMouseEvent", type="mouseMoved", x=box[0] + 1, y=box[1])
                     read = value("""document.querySelector(".read").textContent""")
                     if not read.split(" \u00b7 ")[0].endswith(ending):
                         say(f"{what}: {axis} and {scale}: a pointer reads '{read}'")
                 value("sessionStorage.clear()")
-            for event in pipe.events:
-                method, parameters = event.get("method"), event.get("params", {})
-                if method in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"):
-                    say(f"{what}: {json.dumps(parameters)[:300]}")
-                if method == "Network.requestWillBeSent" and parameters["request"]["url"].split(":")[0] not in ("file", "data"):
-                    say(f"{what}: it asks for {parameters['request']['url']}")
-try:
-    pipe.ask("Browser.close")
-except SystemExit:
-    pass
-pipe.process.wait()
+            for problem in browser.problems():
+                say(f"{what}: {problem}")
+browser.close()
 print(f"{len(files)} files in 4 ways, {failures} failures")
 sys.exit(failures > 0)
 PYTHON
-patiently 240 python3 drive.py "$browser" $long/report.html both.html picture.svg >output 2>&1 || fail "in the browser"
+patiently 240 env PYTHONPATH="$source_folder/tests/support" python3 drive.py "$browser" $long/report.html both.html picture.svg >output 2>&1 || fail "in the browser"
 tail -n 1 output
 ((failures == 0))

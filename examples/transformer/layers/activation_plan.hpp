@@ -38,7 +38,7 @@ struct ActivationPlan {
   std::int64_t slots() const { return std::clamp<std::int64_t>(std::min(segment, recompute - first), 1, segment); }
   /// The layer is in a segment. Segments are `first` to `first + segment - 1`, and so on; the last one may be shorter.
   bool in_segment(std::int64_t layer) const { return layer >= first && layer < recompute; }
-  /// Its place in the segment; 0 for a layer outside of segments.
+  /// The place of the layer in its segment; 0 outside of segments.
   std::int64_t slot(std::int64_t layer) const { return in_segment(layer) ? (layer - first) % segment : 0; }
   std::int64_t first_of_segment(std::int64_t layer) const { return layer - slot(layer); }
   std::int64_t last_of_segment(std::int64_t layer) const {

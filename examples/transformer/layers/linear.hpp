@@ -50,7 +50,7 @@ struct LinearPass {
     }
     adapters.forward(stream, rows, w.adapter, x, y, out);
   }
-  /// The same without the bias, which the next kernel adds.
+  /// y (rows, out) = x (rows, in) W^T, plus the adapter's part. The next kernel adds the bias.
   void linear_without_bias(Weights const& w, T const* x, T* y) const {
     auto const out = w.weight.extents[0], in = w.weight.extents[1];
     transformer::linear(gemm, stream, rows, in, out, x, w.weight.data, y, out);

@@ -33,7 +33,7 @@ class CheckedPointer {
   T* pointer_;
 };
 
-/// Its address identifies the calling thread.
+/// The address of this variable identifies the calling thread.
 inline thread_local constinit char thread_mark = 0;
 
 /// Lets one host thread at a time into the calls of an engine. Calls nest on one thread.

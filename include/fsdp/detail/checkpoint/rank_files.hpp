@@ -24,7 +24,7 @@
 namespace fsdp::inline FSDP_VERSION_NAMESPACE::checkpoint {
 
 /// Writes a rank's file, then its description, whose rename comes last: rank 0 may see it at once, and counts on it.
-/// That the description's name is on the disk is rank 0's business.
+/// Rank 0 synchronises the folder when all ranks have written, so that this name is on the disk.
 /// @param slices  in the order in which they are written; `offset` and `checksums` are filled in
 /// @param block  called as block(index of the slice, first byte, bytes) in order; returns the bytes, which live until
 /// the next call

@@ -519,7 +519,7 @@ class Declaration : public DeclaredUnits<P> {
     std::size_t use;
     std::vector<std::size_t> ahead;
   };
-  /// Also what is none of them, such as a number that was cast.
+  /// The name of a type; a value that is no DType, such as a number that was cast, by its number.
   static std::string described(DType type) {
     auto const known = fsdp::name(type);
     return known == "?" ? formatted("a DType of value {}", static_cast<int>(type)) : std::string(known);

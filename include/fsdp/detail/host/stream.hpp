@@ -396,10 +396,10 @@ class Stream {
   /// Appends a callable, as a copy of its own, or moved. The worker destroys it right after it ran or was skipped;
   /// without a worker it runs and is destroyed before this returns. Its destructor must not throw, and it must not
   /// enqueue on its own stream.
-  /// It computes as IEEE 754 says, whatever the calling thread's modes are (IeeeArithmetic).
+  /// The callable computes as IEEE 754 says, whatever the calling thread's modes are (IeeeArithmetic).
   /// If the stream has failed before it, a callable with a member `void skip(Failure const& why) noexcept` gets that
   /// call instead.
-  /// Memory of its own is allocated for a callable that is larger than TaskQueue::most_bytes, or can neither be copied
+  /// Memory is allocated for a callable that is larger than TaskQueue::most_bytes, or can neither be copied
   /// as bytes nor says `static constexpr bool moves_as_bytes = true`: that a copy of its bytes is as good as a move of
   /// it whose source is then destroyed.
   /// @throws what an earlier task threw

@@ -106,7 +106,7 @@ class UseOrder {
   }
   /// The number of a use in the declared order.
   std::size_t declared(std::size_t use) const { return uses_[use].declared; }
-  /// Its name; empty: the declared order.
+  /// The name of the path; empty: the declared order.
   std::string const& path() const { return path_; }
 
  private:
