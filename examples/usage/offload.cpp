@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// This program keeps moments, master weights and gradients in host memory, and prints the device memory that this saves.
+// This program keeps moments, master weights and gradients in host memory, and prints the device memory it saves.
 #include <iostream>
 #include <vector>
 

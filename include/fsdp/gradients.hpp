@@ -71,9 +71,9 @@ struct ClipOptions {
   NonFinite non_finite = NonFinite::skip;  ///< reaction to a norm that is infinite or NaN
 };
 
-/// Measures the gradients' global norm, for an optimizer's step to scale them so that it is at most `max_norm`:
-/// `adamw.step(lr, norm)`. While a GradScaler lives, it also takes the loss scale out: the norm that is limited and
-/// reported is that of the unscaled gradients.
+/// Computes the global norm of the gradients. The optimizer's step then scales them so that the norm is at most
+/// `max_norm`: `adamw.step(lr, norm)`. While a GradScaler lives, the norm is that of the gradients without the loss
+/// scale.
 ///
 /// [Note: A norm that does not depend on the layout] Each unit is cut into the same slices whatever the strategy (see
 /// Division), and one rank has each. It sums every 16,384 elements of a slice in double, in a fixed order. These shares

@@ -104,7 +104,7 @@ class UsesOf final : public EngineUses {
 template <class M>
 class Sharded {
  public:
-  /// Made by Sharder::shard and share. @param use  number among the uses of the Sharder
+  /// Only Sharder::shard and Sharder::share call this. @param use  number among the uses of the Sharder
   Sharded(std::shared_ptr<detail::Passes> passes, std::shared_ptr<M> module, std::size_t use)
       : passes_(std::move(passes)), module_(std::move(module)), use_(use) {}
 

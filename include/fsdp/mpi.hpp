@@ -174,7 +174,7 @@ class BasicCommunicator {
   }
 
  private:
-  /// Outlives the communicator while tasks of its stream still refer to it.
+  /// State of the communicator. Tasks of its stream share it, so that it lives as long as they do.
   struct State {
     explicit State(std::shared_ptr<detail::Group> members) : group(std::move(members)), collectives(*group) {}
     std::shared_ptr<detail::Group> group;

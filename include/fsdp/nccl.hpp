@@ -179,7 +179,7 @@ class Communicator {
       FSDP_NCCL_CHECK(get(), ncclAllReduce(send, recv, count, detail::type_of<T>(), ncclSum, get(), handle));
     });
   }
-  /// `count` elements of rank `root` to every rank, in place.
+  /// Copies `count` elements of rank `root` to every rank, in place.
   /// @note Collective: yes.
   template <class T>
   Ticket broadcast(Stream& stream, T* data, std::size_t count, int root, Label label) {

@@ -26,8 +26,8 @@ ForwardArguments<Args&&...> forward_with(Args&&... args) {
   return {std::forward_as_tuple(std::forward<Args>(args)...)};
 }
 
-/// Wraps the module M: its backward runs its forward again first. So forward may write what it keeps to scratch that
-/// several modules share. Needs no segment: the engine sees one backward.
+/// Wraps the module M so that backward runs forward again first. Several modules may then share the memory to which
+/// forward writes its activations. No segment is needed: the engine sees one backward.
 ///
 /// ```
 /// auto layers = engine.shard(std::vector(depth, fsdp::Recompute{Layer{...}}), "h");

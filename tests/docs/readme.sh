@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # README shows examples/usage/smallest_trainer.cpp; docs/libtorch.md has the difference of two trainers; every file, folder and heading that README and docs/ link to, and
-# every path in them, exists; each function in the walks of docs/concepts.md is in its file.
+# every path in them, exists; docs/reference.md has every field of the structs of options; each function in the walks of docs/concepts.md is in its file.
 set -euo pipefail
 cd "${FSDP_SOURCE:-$(dirname "$0")/../..}"
 shown=$(sed -n '/^```cpp$/,/^```$/p' README.md | sed '1d;$d')
@@ -39,5 +39,13 @@ while read -r where; do
   path=$(sed -E 's/.*`([^`]+)`$/\1/' <<<"$where")
   [[ -e $path || $path == */NAME ]] || { echo "$where, which does not exist"; failed=1; }
 done < <(grep -noE '`(benchmarks|cmake|docs|examples|include|tests)/[A-Za-z0-9_./-]+`' README.md CONTRIBUTING.md docs/*.md docs/adr/*.md docs/history/*.md examples/*/README.md)
+fields=0
+for struct in $(grep -rhoE '^struct [A-Za-z]+Options' include/fsdp/*.hpp | sed 's/struct //' | sort -u); do
+  while read -r field; do
+    fields=$((fields + 1))
+    grep -q "\`$field\`" docs/reference.md || { echo "docs/reference.md does not have $struct::$field"; failed=1; }
+  done < <(sed -n "/^struct $struct\b/,/^};/p" include/fsdp/*.hpp | sed -E 's@//.*@@' | sed -nE 's/^  [A-Za-z_][A-Za-z_:<>0-9 ]* ([a-z_0-9]+)( = [^;]*|\{[^;]*)?;.*/\1/p')
+done
+((fields > 50)) || { echo "only $fields fields of options were found"; failed=1; }
 ((links > 200)) || { echo "only $links links were found"; failed=1; }
 exit $failed

@@ -73,7 +73,7 @@ class WindowOrder {
   /// Sequences of an epoch.
   constexpr std::int64_t windows() const { return windows_; }
 
-  /// Begin of a sequence of the run. @pre number >= 0
+  /// The window of a sequence: its first token. Sequences of a run are numbered from 0. @pre number >= 0
   constexpr Window at(std::int64_t number) const {
     auto const epoch = number / windows_, visit = number % windows_;
     auto const round = visit / strata_, stratum = visit % strata_;

@@ -19,8 +19,8 @@
 
 namespace transformer {
 
-/// Traces `trace_steps` steps, from this process's third on where there are so many; evaluations among them are left
-/// out.
+/// Traces `trace_steps` steps. The first two steps of the process are not traced if it makes enough others; evaluations
+/// are left out.
 template <class T>
 class TraceWindow {
  public:

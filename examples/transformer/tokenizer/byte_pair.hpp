@@ -32,7 +32,7 @@ struct BytePairParts {
   std::array<Merges::Id, 256> byte_ids{};
   Merges merges{0};
   WordPattern pattern = WordPattern::gpt2;
-  /// A word that is a token is that token, whatever merges would make of it: HuggingFace's ignore_merges.
+  /// A word that is in the vocabulary is not split by merges: HuggingFace's ignore_merges.
   bool whole_words = false;
   std::vector<SpecialToken> special_tokens;
   TextTemplate around_text;

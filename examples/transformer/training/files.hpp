@@ -117,7 +117,7 @@ class RunFiles {
   }
 
   bool takes_snapshots() const { return settings_.snapshot_interval > 0 && !settings_.eval_only; }
-  /// A run that replaces another one takes none before its first checkpoint is whole: see [Note: Replacing a run].
+  /// A run that replaces another one takes no snapshot before its first checkpoint: [Note: Replacing a run].
   bool is_snapshot_due(std::int64_t iteration) const {
     return takes_snapshots() && iteration % settings_.snapshot_interval == 0 &&
            (!settings_.overwrite || has_checkpoint_);

@@ -27,7 +27,7 @@ class ConfigFields {
 
   std::string_view what() const { return what_; }
   Json const& json() const { return json_; }
-  /// The keys through functions that refuse null.
+  /// Reads keys of the object; its functions refuse null.
   fsdp::checkpoint::Fields const& fields() const { return fields_; }
 
   bool has(char const* name) const { return json_.contains(name) && !json_[name].is_null(); }

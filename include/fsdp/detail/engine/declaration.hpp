@@ -32,9 +32,9 @@ struct DeclaredTensor {
   std::vector<std::int64_t> shape;
   TensorOptions options{};
   bool skips_gradient = false;  ///< backward does not write a gradient that is not wanted: see SkipsGradients
-  /// Backward begins the gradient's sum itself: it asks `scope.unit(of).begin_write(index)` before it writes the
-  /// gradient, and stores if that is true, else adds. If so for all tensors of all uses of a unit, nothing is zeroed
-  /// for it. A gradient that is not written must be set to zero.
+  /// Backward assigns the gradient if it is the first of a sum, and adds otherwise: `scope.unit(of).begin_write(index)`
+  /// says which. If this holds for all tensors of all uses of a unit, the engine zeroes no gradient of the unit. A
+  /// gradient that backward does not write must be set to zero.
   bool sets_gradient = false;
 };
 

@@ -93,7 +93,7 @@ struct Product {
   }
 
  private:
-  /// Four rows of C, four terms of each sum.
+  /// Computes four rows of C; each step of the loop adds four terms to each sum.
   template <class Block>
   FSDP_HD static void whole(Block const& block, std::int64_t columns, std::int64_t n, std::int64_t k, float alpha,
                             float const* a, float const* b, float* to) {

@@ -76,7 +76,7 @@ struct FailureNote {
   }
 };
 
-/// The failure of a stream of this process that no call had thrown before its engine ended.
+/// The failure of a stream of this process that no call has thrown before the end of its engine.
 inline FailureNote& deferred_failure() {
   static FailureNote note;
   return note;

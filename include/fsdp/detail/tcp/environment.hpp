@@ -82,8 +82,10 @@ struct Environment {
     place.rank = detail::number_variable("RANK", 0, place.size - 1);
     if (place.size == 1) return place;
     place.address = detail::variable("MASTER_ADDR");
-    if (place.address.empty()) fail<ConfigError>("rank {}: MASTER_ADDR is not set", place.rank);
-    if (detail::variable("MASTER_PORT").empty()) fail<ConfigError>("rank {}: MASTER_PORT is not set", place.rank);
+    if (place.address.empty())
+      fail<ConfigError>("rank {}: MASTER_ADDR is not set; set it to the address of rank 0's machine", place.rank);
+    if (detail::variable("MASTER_PORT").empty())
+      fail<ConfigError>("rank {}: MASTER_PORT is not set; set it to a free port of rank 0's machine", place.rank);
     place.port = detail::number_variable("MASTER_PORT", 1, 65535);
     if (agent_listens()) {
       place.port += place.port < 65535 ? 1 : -1;
