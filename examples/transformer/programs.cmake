@@ -77,6 +77,12 @@ function(transformer_program name)
     fsdp_compile_quickly(${target})
   endforeach()
 
+  # Its manual page and its completion for bash, in docs/man: a part of the target `docs`.
+  if(TARGET docs)
+    add_custom_target(${name}_manual COMMAND bash "${PROJECT_SOURCE_DIR}/docs/site/manual.sh" "$<TARGET_FILE:${name}>" "${PROJECT_BINARY_DIR}/docs/man" VERBATIM)
+    add_dependencies(docs ${name}_manual)
+  endif()
+
   # No test runs the program under ThreadSanitizer: tests of its layers and data have its threads.
   if(FSDP_SANITIZE MATCHES "thread" AND FSDP_SANITIZE_FEWER)
     set_target_properties(${name} ${name}_commands ${name}_models PROPERTIES EXCLUDE_FROM_ALL ON)
