@@ -61,13 +61,14 @@ tests_near() {
       include/fsdp/plan.hpp | include/fsdp/simulate.hpp) echo '^schedule_plan_' ;;
       include/fsdp/detail/trace/* | include/fsdp/trace.hpp) printf '%s\n' '^schedule_trace' '^unit_trace_report$' ;;
       include/fsdp/detail/host/* | include/fsdp/host.hpp) printf '^conformance_%s$\n' host_device failed_streams team ;;
-      include/fsdp/*) printf '%s\n' '^unit_program' '^schedule_table$' '^schedule_symbols$' '^schedule_refusals$' '^differential_random$' '^parity_strategies$' ;;
+      include/fsdp/*) printf '%s\n' '^docs_site$' '^unit_program' '^schedule_table$' '^schedule_symbols$' '^schedule_refusals$' '^differential_random$' '^parity_strategies$' ;;
       examples/transformer/*) printf '%s\n' '^transformer_' '^nanogpt_app_settings$' '^nanogpt_app_run_settings$' '^nanogpt_app_data$' '^nanogpt_app_tokenizer$' '^nanogpt_app_report$' '^nanogpt_app_launch$' ;;
       examples/nanogpt/*.sh) printf '^nanogpt_%s$\n' run_script go_on ;;
       examples/nanogpt/*) printf '%s\n' '^nanogpt_model_' '^nanogpt_app_strategies$' '^nanogpt_app_resume$' ;;
       examples/llama/*) echo '^llama_' ;;
+      examples/usage/*.cpp) printf '%s\n' "^usage_$stem\$" '^docs_readme$' ;;
       examples/*) echo '^example_' ;;
-      README.md | docs/*) printf '^docs_%s$\n' readme guarantees ;;
+      README.md | docs/*) printf '^docs_%s$\n' readme guarantees site ;;
     esac
   done | sort -u | paste -sd '|'
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A GPT of torch::nn modules, sharded by fsdp, some steps at a time. It takes the arguments of `nanogpt bench` and
-// speaks its protocol (examples/nanogpt/pieces.hpp), so that benchmarks/peers/compare.py compares it with PyTorch's DDP
+// speaks its protocol (examples/transformer/run/pieces.hpp), so that benchmarks/peers/compare.py compares it with PyTorch's DDP
 // and FSDP2:
 //
 //   python3 benchmarks/peers/compare.py --ours=build/cpu/benchmarks/libtorch/bench_libtorch --model=char

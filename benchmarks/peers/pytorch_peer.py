@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """nanoGPT's training step in PyTorch on the host, some steps at a time, for compare.py.
 
-Speaks the protocol of `nanogpt bench --pieces` (examples/nanogpt/pieces.hpp): a line of JSON when it is ready, then for each
+Speaks the protocol of `nanogpt bench --pieces` (examples/transformer/run/pieces.hpp): a line of JSON when it is ready, then for each
 number of steps on standard input a line with the seconds that they took. Ranks are processes, which rank 0 starts:
 one alone, DistributedDataParallel, or FSDP2's fully_shard per layer, over gloo. Options that speed PyTorch up, and change
 results by rounding only, are on: fused AdamW, gradients as views of DDP's buckets, losses that are read once a piece.

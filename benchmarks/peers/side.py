@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One side of a comparison: a trainer that is started once, and runs pieces of some steps on request.
 
-The protocol is that of `nanogpt bench --pieces` (examples/nanogpt/pieces.hpp). Between its pieces a side is stopped with
+The protocol is that of `nanogpt bench --pieces` (examples/transformer/run/pieces.hpp). Between its pieces a side is stopped with
 all its processes, so that no thread of it spins or polls on the cores that the other side has then.
 """
 import contextlib

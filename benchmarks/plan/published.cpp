@@ -9,7 +9,7 @@
 // Calibration, named before anything is compared: the smallest run of each model and microbatch gives the efficiency of
 // its matrix products. One row of each cluster (`Role::jitter`) gives the cluster's jitter, where there are more than
 // two rows. All other rows are tested. Bandwidths are those of data sheets; latencies are those of
-// hardware/dgx_h100.txt.
+// examples/nanogpt/deploy/hardware/dgx_h100.txt.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

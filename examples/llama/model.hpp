@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Llama of HuggingFace's modeling_llama.py: embedding, blocks and head, each with its forward and its backward.
 //
-// B: sequences of a pass, n: tokens of a sequence, C: hidden size, F: intermediate size, V: vocab_size, H and K: heads of
-// queries and of keys, Q: head_dim, A = H Q: width of the queries. A matrix W (out, in) is stored as nn.Linear stores it.
-// T is the element type of parameters and activations; gradients of parameters are Compute<T>. A gradient is fresh until
-// backward has written it for the first time after a step: then it is assigned, and afterwards added to.
+// B: sequences of a pass, n: tokens of a sequence, C: hidden size, F: intermediate size, V: vocab_size, H and K: heads
+// of queries and of keys, Q: head_dim, A = H Q: width of the queries. A matrix W (out, in) is stored as nn.Linear
+// stores it. T is the element type of parameters and activations; gradients of parameters are Compute<T>. A gradient is
+// fresh until backward has written it for the first time after a step: then it is assigned, and afterwards added to.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +35,8 @@ namespace llama {
 template <class D, class T>
 using Context = LayerContext<D, T, LlamaConfig, Workspace<T>>;
 
-/// The formulas of a Llama, for the rows (B n) of one pass. Every function enqueues kernels on the pass's stream; the last
-/// pointer is the result. The linear functions of LinearPass also compute the layer's adapter (LoRA), if it has one.
+/// The formulas of a Llama, for the rows (B n) of one pass. Every function enqueues kernels on the pass's stream.
+/// The linear functions of LinearPass also compute the layer's adapter (LoRA), if it has one.
 template <class D, class T>
 class Formulas : public LinearPass<D, T> {
   using Base = LinearPass<D, T>;
@@ -84,8 +84,8 @@ class Formulas : public LinearPass<D, T> {
   void swiglu(T const* gate_up, T* y) const {
     swiglu_forward(device, stream, gate_up, y, rows, config_.intermediate_size);
   }
-  /// gate_up (B n, 2F) becomes its gradient. dy (B n, F), the gradient of y, becomes y, which the gradient of down's weight
-  /// needs.
+  /// gate_up (B n, 2F) becomes its gradient. dy (B n, F), the gradient of y, becomes y, which the gradient of down's
+  /// weight needs.
   void swiglu_backward(T* gate_up, T* dy) const {
     transformer::swiglu_backward(device, stream, gate_up, dy, rows, config_.intermediate_size);
   }
@@ -219,9 +219,10 @@ class Block {
   std::int64_t layer_;
 };
 
-// Steps: 1 norm_1, 2 qkv, 3 rotary positions, 4 attention, 5 o and residual, 6 norm_2, 7 gate_up, 8 SwiGLU, 9 down and residual.
-// A comment in forward names the result, one in backward the value whose gradient is computed. `narrow` and `wide` are
-// scratch that all blocks share: their contents are lost after forward, and backward computes 1, 6 and 8 again.
+// Steps: 1 norm_1, 2 qkv, 3 rotary positions, 4 attention, 5 o and residual, 6 norm_2, 7 gate_up, 8 SwiGLU, 9 down and
+// residual. A comment in forward names the result, one in backward the value whose gradient is computed. `narrow` and
+// `wide` are scratch that all blocks share: their contents are lost after forward, and backward computes 1, 6 and 8
+// again.
 template <class D, class T>
 void Block<D, T>::forward(Stream& stream, Params<T const> const& w, Pass const& pass, BlockActivations<T> const& a,
                           Forward part) const {
@@ -265,7 +266,8 @@ void Block<D, T>::backward(Stream& stream, Params<T const> const& w, Params<Grad
   f.norm_backward(w.norm_1, g.norm_1, a.input, a.scale_1, wide, gradient, gradient);  // 1: a.input
 }
 
-/// The last RMSNorm and the classifier. In a tied model its matrix is the embedding's: both layers describe the same tensor.
+/// The last RMSNorm and the classifier. In a tied model its matrix is the embedding's: both layers describe the same
+/// tensor.
 template <class D, class T>
 class Head {
  public:
@@ -293,8 +295,8 @@ class Head {
            fsdp::TensorOptions{.frozen = !tuning.trains_head(tied)});
   }
 
-  /// Training: normalises x (B n, C) into the workspace's narrow, where backward finds it. Logits and loss are computed in
-  /// backward: [Note: Logits in parts] in classifier.hpp.
+  /// Training: normalises x (B n, C) into the workspace's narrow, where backward finds it. Logits and loss are computed
+  /// in backward: [Note: Logits in parts] in classifier.hpp.
   /// @param scale  (B n): the norm's statistic
   void forward(Stream& stream, Params<T const> const& w, Pass const& pass, T const* x, Real* scale, Normalise) const {
     Formulas<D, T>(*context_, stream, pass.rows()).norm(w.norm, x, scale, context_->workspace.narrow);
@@ -313,7 +315,7 @@ class Head {
     context_->classifier.sample(stream, context_->workspace.narrow, w.matrix.data, to.logits);
   }
 
-  /// *loss.loss += loss.weight * mean cross-entropy. Its gradients times gradient_scale are added to g, and are dx (B n, C).
+  /// *loss.loss += loss.weight * mean cross-entropy. Its gradients times gradient_scale are added to g, and are dx.
   /// @pre forward(..., Normalise) of the same pass, and nothing since that uses the workspace
   void backward(Stream& stream, Params<T const> const& w, Params<Gradient> const& g, Pass const& pass, T const* x,
                 Real const* scale, LossTarget const& loss, double gradient_scale, T* dx) const {
@@ -354,8 +356,8 @@ struct LlamaLayers {
             .tied = config.tie_word_embeddings};
   }
 
-  /// A pass through all layers: LlamaForCausalLM.forward. Each layer is an fsdp::ShardedModule: its forward gathers the layer's
-  /// parameters, calls the layer with them and reshards them, and its backward also reduces the gradients over ranks.
+  /// A pass through all layers: LlamaForCausalLM.forward. Each layer is an fsdp::ShardedModule: its forward gathers the
+  /// layer's parameters, calls the layer and reshards them; its backward also reduces the gradients over ranks.
   /// @param end  how the head ends the pass: Normalise in training, LossTarget in evaluation, or Sample
   template <class Model, class End>
   static void forward(Model& model, Pass const& pass, std::int32_t const* tokens, End const& end) {
@@ -364,8 +366,8 @@ struct LlamaLayers {
     for (std::int64_t layer = 0; layer < model.layers(); ++layer) model.block(layer).forward(pass, a.block(layer));
     model.head().forward(pass, a.final_rows(), a.final_norm(), end);
   }
-  /// Backward of the loss, from the head down to the embedding. a.gradient() is that of the residual stream. Layers below
-  /// the lowest that trains do nothing.
+  /// Backward of the loss, from the head down to the embedding. a.gradient() is that of the residual stream. Layers
+  /// below the lowest that trains do nothing.
   /// @param gradient_scale  multiplies gradients, but not the loss
   template <class Model>
   static void backward(Model& model, Pass const& pass, std::int32_t const* tokens, LossTarget const& loss,
@@ -380,8 +382,9 @@ struct LlamaLayers {
   }
 };
 
-/// A Llama on an engine E, which must outlive it. Its member functions are in Decoder. The embedding and the head are one
-/// unit if they are tied, else each by itself; every block is a unit, or neighbouring blocks are, if the options say so.
+/// A Llama on an engine E, which must outlive it. Its member functions are in Decoder. The embedding and the head are
+/// one unit if they are tied, else each by itself; every block is a unit, or neighbouring blocks are, if the options
+/// say so.
 template <class E>
 class Llama : public Decoder<E, LlamaLayers> {
  public:

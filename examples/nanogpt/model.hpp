@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The GPT of nanoGPT's model.py: embedding, blocks and head, each with its forward and its backward.
 //
-// B: sequences of a pass, n: tokens of a sequence, C: n_embd, V: vocab_size. A matrix W (out, in) is stored as nn.Linear
-// stores it. T is the element type of parameters and activations; gradients of parameters are Compute<T>. A gradient is
-// fresh until backward has written it for the first time after a step: then it is assigned, and afterwards added to.
+// B: sequences of a pass, n: tokens of a sequence, C: n_embd, V: vocab_size. A matrix W (out, in) is stored as
+// nn.Linear stores it. T is the element type of parameters and activations; gradients of parameters are Compute<T>. A
+// gradient is fresh until the first backward after a step has written it: kernels assign it first, then add to it.
 #pragma once
 
 #include <array>
@@ -37,8 +37,8 @@ struct Norm {
   fsdp::Tensor<E, 1> bias;    // (C); without data in models without biases
 };
 
-/// The formulas of a GPT, for the rows (B n) of one pass. Every function enqueues kernels on the pass's stream; the last
-/// pointer is the result. The linear functions of LinearPass also compute the layer's adapter (LoRA), if it has one.
+/// The formulas of a GPT, for the rows (B n) of one pass. Every function enqueues kernels on the pass's stream.
+/// The linear functions of LinearPass also compute the layer's adapter (LoRA), if it has one.
 template <class D, class T>
 class Formulas : public LinearPass<D, T> {
   using Base = LinearPass<D, T>;
@@ -73,7 +73,7 @@ class Formulas : public LinearPass<D, T> {
       bias_gelu_forward<decltype(formula)>(device, stream, hidden, w.bias.data, y, rows, 4 * config_.n_embd);
     });
   }
-  /// gradient (B n, 4C) becomes that of hidden. hidden becomes gelu(hidden), which the gradient of mlp_proj's weight needs.
+  /// gradient (B n, 4C) becomes that of hidden. hidden becomes gelu(hidden), for the gradient of mlp_proj's weight.
   void gelu_backward(T* hidden, T* gradient) const {
     with_gelu([&](auto formula) {
       transformer::gelu_backward<decltype(formula)>(device, stream, hidden, gradient, rows * 4 * config_.n_embd);
@@ -107,7 +107,7 @@ class Formulas : public LinearPass<D, T> {
     return scratch;
   }
 
-  /// y (B n, columns) = dropout(x); y may be x, and is x where nothing is dropped. Backward applies it to a gradient.
+  /// y (B n, columns) = dropout(x), and likewise of a gradient in backward. @pre y is x if nothing is dropped
   void drop(T const* x, std::int64_t columns, DropoutMask const& mask, T* y) const {
     if (mask.probability > 0.0f) dropout(device, stream, x, y, rows * columns, mask, first_row_ * columns);
   }
@@ -267,9 +267,9 @@ class Block {
   std::int64_t layer_;
 };
 
-// Steps: 1 ln_1, 2 qkv, 3 attention, 4 attn_proj and residual, 5 ln_2, 6 fc, 7 GELU, 8 mlp_proj and residual. A comment in
-// forward names the result, one in backward the value whose gradient is computed. `narrow` and `wide` are scratch that all
-// blocks share: their contents are lost after forward, and backward computes 1, 5 and 7 again where it needs them.
+// Steps: 1 ln_1, 2 qkv, 3 attention, 4 attn_proj and residual, 5 ln_2, 6 fc, 7 GELU, 8 mlp_proj and residual. A comment
+// in forward names the result, one in backward the value whose gradient is computed. `narrow` and `wide` are scratch
+// that all blocks share: their contents are lost after forward, and backward computes 1, 5 and 7 again.
 template <class D, class T>
 void Block<D, T>::forward(Stream& stream, Params<T const> const& w, Pass const& pass, BlockActivations<T> const& a,
                           Forward part) const {
@@ -347,8 +347,8 @@ class Head {
            fsdp::TensorOptions{.frozen = !tuning.trains_head(/*tied=*/true)});
   }
 
-  /// Training: normalises x (B n, C) into the workspace's narrow, where backward finds it. Logits and loss are computed in
-  /// backward: [Note: Logits in parts] in classifier.hpp.
+  /// Training: normalises x (B n, C) into the workspace's narrow, where backward finds it. Logits and loss are computed
+  /// in backward: [Note: Logits in parts] in classifier.hpp.
   void forward(Stream& stream, Params<T const> const& w, Pass const& pass, T const* x, Statistics const& norm,
                Normalise) const {
     Formulas<D, T>(*context_, stream, pass.rows()).norm(w.ln_f, x, norm, context_->workspace.narrow);
@@ -368,7 +368,7 @@ class Head {
     context_->classifier.sample(stream, narrow, w.tokens.data, to.logits);
   }
 
-  /// *loss.loss += loss.weight * mean cross-entropy. Its gradients times gradient_scale are added to g, and are dx (B n, C).
+  /// *loss.loss += loss.weight * mean cross-entropy. Its gradients times gradient_scale are added to g, and are dx.
   /// @pre forward(..., Normalise) of the same pass, and nothing since that uses the workspace
   void backward(Stream& stream, Params<T const> const& w, Params<Gradient> const& g, Pass const& pass, T const* x,
                 Statistics const& norm, LossTarget const& loss, double gradient_scale, T* dx) const {
@@ -409,8 +409,8 @@ struct GptLayers {
             .tied = true};
   }
 
-  /// A pass through all layers: GPT.forward of nanoGPT. Each layer is an fsdp::ShardedModule: its forward gathers the layer's
-  /// parameters, calls the layer with them and reshards them, and its backward also reduces the gradients over ranks.
+  /// A pass through all layers: GPT.forward of nanoGPT. Each layer is an fsdp::ShardedModule: its forward gathers the
+  /// layer's parameters, calls the layer and reshards them; its backward also reduces the gradients over ranks.
   /// @param end  how the head ends the pass: Normalise in training, LossTarget in evaluation, or Sample
   template <class Model, class End>
   static void forward(Model& model, Pass const& pass, std::int32_t const* tokens, End const& end) {
@@ -419,8 +419,8 @@ struct GptLayers {
     for (std::int64_t layer = 0; layer < model.layers(); ++layer) model.block(layer).forward(pass, a.block(layer));
     model.head().forward(pass, a.final_rows(), a.final_norm(), end);
   }
-  /// Backward of the loss, from the head down to the embedding. a.gradient() is that of the residual stream. Layers below
-  /// the lowest that trains do nothing.
+  /// Backward of the loss, from the head down to the embedding. a.gradient() is that of the residual stream. Layers
+  /// below the lowest that trains do nothing.
   /// @param gradient_scale  multiplies gradients, but not the loss
   template <class Model>
   static void backward(Model& model, Pass const& pass, std::int32_t const* tokens, LossTarget const& loss,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training on one rank, in the order of nanoGPT's train.py: batches, engine, model and optimizer; a step; an evaluation;
-// the loop. nanogpt and llama share this file. Settings are in run/settings.hpp. Saving, logging and signals are calls of
-// Session (training/session.hpp).
+// Training on one rank, in the order of nanoGPT's train.py: batches, engine, model and optimizer; a step; an
+// evaluation; the loop. nanogpt and llama share this file. Settings are in run/settings.hpp. Saving, logging and
+// signals are calls of Session (training/session.hpp).
 #pragma once
 
 #include <array>
@@ -42,7 +42,8 @@ class Trainer {
   /// Whether compute streams count the time that they wait.
   static constexpr bool counts_waits = requires(Engine & engine) { engine.compute().blocked_ns(fsdp::WaitSite::none); };
 
-  /// The constructor of the model shards its layers; that of the optimizer seals the engine, which allocates all memory.
+  /// The constructor of the model shards its layers; that of the optimizer seals the engine, which allocates
+  /// shards, gradients, moments and buffers.
   /// @note Collective: every rank must call it.
   Trainer(fsdp::Mesh<C>& mesh, Settings const& settings, Config const& config, BatchSource const& source)
       : settings_(settings),
@@ -59,11 +60,13 @@ class Trainer {
 
   /// One optimizer step: micro-steps, clipping, AdamW.
   /// @param want_loss  if false, a device that runs ahead is not waited for, and the result is nullopt
+  /// @note Stream: waits for compute if the loss is read; else only where the buffers of tokens are still in use.
   /// @return this rank's loss; its mean over ranks is the loss of the step
   /// @note Collective: every rank must call it.
   std::optional<double> step(std::int64_t iteration, double learning_rate, bool want_loss) {
-    auto const micro_steps = source_.micro_steps();          // of each rank: gradient_accumulation_steps over the ranks
-    auto const weight = source_.training_weight(iteration);  // 1 / micro-steps; rows of text count by their tokens
+    auto const micro_steps = source_.micro_steps();  // of each rank: gradient_accumulation_steps / ranks, rounded up
+    auto const weight =
+        source_.training_weight(iteration);  // ranks / gradient_accumulation_steps; rows of text count by their tokens
     for (std::int64_t micro = 0; micro < micro_steps; ++micro) {
       // While no_sync lives, backward reduces no gradients. Gradients that are not sharded are reduced in the last
       // micro-step alone, as in DDP.
@@ -125,7 +128,8 @@ class Trainer {
   Tuning tuning() const { return tuning_of(settings_); }
   BatchSource const& source() const { return source_; }
 
-  /// Called between the micro-steps of a step, and after each batch of an evaluation: `done` of `of` have been enqueued.
+  /// Called between the micro-steps of a step, and after each batch of an evaluation: `done` of `of` have been
+  /// enqueued.
   using Watcher = std::function<void(bool training, std::int64_t done, std::int64_t of)>;
   void watch(Watcher watcher) { watcher_ = std::move(watcher); }
 
@@ -155,10 +159,10 @@ class Trainer {
 /// The loop: until max_iters, or until a signal asks any rank to stop. Every rank calls it.
 /// @param session  Session
 /// @return the exit code of the process
-template <class T, class Session>
-int train(T& trainer, Settings const& settings, Session& session) {
+template <class T, class S>
+int train(T& trainer, Settings const& settings, S& session) {
   auto const schedule = learning_rate_schedule(settings);
-  // begin_iteration() is false behind max_iters, which is the last iteration.
+  // The last iteration is max_iters. With eval_only the first evaluation ends the loop.
   for (std::int64_t iteration = session.begin_run(); session.begin_iteration(iteration); ++iteration) {
     double const learning_rate = schedule.at(iteration);
     if (session.evaluation_is_due()) {
@@ -168,8 +172,8 @@ int train(T& trainer, Settings const& settings, Session& session) {
       session.report_evaluation(*losses, learning_rate);
       if (settings.eval_only) return session.end_after_evaluation();
     }
-    session
-        .save_what_is_due();  // a checkpoint, from which a run resumes; weights; a snapshot in memory; a sample of text
+    // A checkpoint, from which a run resumes; weights; a snapshot in memory; a sample of text.
+    session.save_what_is_due();
     session.begin_step();
     auto const loss = trainer.step(iteration, learning_rate, session.wants_loss());
     session.report_step(loss, learning_rate);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// This program saves a run of 2 ranks at step 10, and resumes it on 3 ranks with the same losses as the run itself.
+// This program saves a run of 2 ranks at step 10, and resumes it on 3 ranks: the losses agree up to rounding.
 #include <unistd.h>
 #include <cstdio>
 #include <filesystem>
+#include <string>
+#include <utility>
 
 #include "fsdp/checkpoint.hpp"
 #include "fsdp/fsdp.hpp"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // This program trains a weight and a bias at different rates, and compares both with their exponential moving averages.
 #include <cstdio>
+#include <utility>
 
 #include "fsdp/ema.hpp"
 #include "fsdp/fsdp.hpp"

@@ -2,6 +2,7 @@
 // This program trains LoRA adapters A and B beside a frozen matrix W, and prints that only A and B have moments.
 #include <iostream>
 #include <numeric>
+#include <utility>
 
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host.hpp"

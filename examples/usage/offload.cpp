@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // This program keeps moments, master weights and gradients in host memory, and prints the device memory it saves.
 #include <iostream>
+#include <utility>
 #include <vector>
 
 #include "fsdp/fsdp.hpp"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // This program simulates and traces steps, and prints the exposed time, in which compute waits for communication.
 #include <iostream>
+#include <utility>
 #include <vector>
 
 #include "fsdp/fsdp.hpp"

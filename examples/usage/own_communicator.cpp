@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// This communicator of one's own is the library's communicator of threads, and counts the bytes of each collective.
+// A communicator of your own counts the bytes of each collective, and hands it to the library's communicator of
+// threads.
 #include <iostream>
 #include <map>
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// This optimizer of one's own, momentum SGD, updates the shards of the parameters that its rank keeps.
+// An optimizer of your own, momentum SGD, updates the shards of the parameters that its rank keeps.
 #include <cstdio>
 #include <utility>
 #include <vector>
@@ -17,6 +17,7 @@ struct MomentumSgd {
     engine.shards().attach_optimizer();  // seals the engine; from now on, shards have a size
     for (std::size_t u = 0; u < engine.shards().size(); ++u) momenta.emplace_back(engine.shards()[u].shard_numel());
   }
+  MomentumSgd(MomentumSgd const&) = delete;
   ~MomentumSgd() { engine.drain(); }  // waits for tasks that use the momenta
   void step(float lr) {
     auto const shards = engine.shards();

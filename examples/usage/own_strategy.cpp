@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// This sharding strategy of one's own shards large units over the ranks, and lets every rank keep small units whole.
+// A sharding strategy of your own shards large units over the ranks, and lets every rank keep small units whole.
 #include <iostream>
 #include <string_view>
 #include <utility>

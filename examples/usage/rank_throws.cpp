@@ -4,6 +4,7 @@
 #include <exception>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host.hpp"
@@ -45,7 +46,7 @@ int main() {
       }
     } catch (fsdp::PeerError const& error) {
       told[engine.rank()] = error.what();
-      throw;  // A rank cannot go on without its peers, so the exception must leave local::run.
+      throw;  // A rank cannot go on without its peers, so the exception leaves train.
     }
   };
   try {

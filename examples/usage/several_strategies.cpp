@@ -45,7 +45,7 @@ int main() {
     print("these and shared buffers", "", engine.account().reserved_state());
     for (auto& layer : body) layer.forward(x.data());
     gate.forward(x.data()), head.forward(x.data());
-    // These are the gate and body.1, the last unit of FullShard, which is kept because backward begins with it.
+    // These are the gate, and body.1: the last unit of FullShard stays gathered, because backward needs it soon.
     print("gathered after forward", "", engine.account().live(fsdp::MemoryTag::gather));
   });
 }

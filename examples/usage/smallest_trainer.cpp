@@ -50,7 +50,7 @@ void train(fsdp::local::Communicator<Device> comm) {
       for (int i = 0; i < width; ++i) x[0][i] = static_cast<float>((7 * i + 5 * sample) % 11) / 5 - 1;
     });
     for (std::size_t l = 0; l < depth; ++l) layers[l].forward(x[l], x[l + 1]);
-    engine.compute().enqueue([&] {  // the loss is the mean of (y - target)^2, and the target is 2 x + 1
+    engine.compute().enqueue([&x, &d, &loss] {  // the loss is the mean of (y - target)^2, and the target is 2 x + 1
       loss = 0;
       for (int i = 0; i < width; ++i) {
         float const difference = x[depth][i] - (2 * x[0][i] + 1);

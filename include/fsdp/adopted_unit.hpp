@@ -65,7 +65,7 @@ class AdoptedUnit {
   template <class None = void>
   AdoptedUnit(E&, ...) = delete;  // fsdp: expected (engine, name, tensors[, AdoptedOptions]); check the names in braces
   AdoptedUnit(AdoptedUnit&&) noexcept = default;  ///< passes of the source then throw; no Scope of it may live
-  AdoptedUnit& operator=(AdoptedUnit&&) noexcept = default;  ///< passes of the source then throw a UsageError
+  AdoptedUnit& operator=(AdoptedUnit&&) noexcept = default;  ///< no Scope of either may live
 
   /// Sets and clears the caller's pointers around one use.
   class [[nodiscard]] Scope {

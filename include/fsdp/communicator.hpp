@@ -89,9 +89,9 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 /// A communicator whose kind is chosen at run time: threads, MPI or NCCL, or one of your own. Engines over it are
 /// compiled once for all kinds of one device.
 ///
-/// AnyCommunicator models Communicator, and hands every call on. The contracts (who may read what when, what blocks, what is
-/// collective, what is thrown) are those of the communicator that it holds. All optional members are there: it says at
-/// run time which ones its communicator has (registers_memory, takes_means, completes_in_order, sums).
+/// AnyCommunicator models Communicator, and hands every call on. The contracts (who may read what when, what blocks,
+/// what is collective, what is thrown) are those of the communicator that it holds. All optional members are there: it
+/// says at run time which ones its communicator has (registers_memory, takes_means, completes_in_order, sums).
 /// @throws UsageError from every call on an object that was moved from, except those that are noexcept
 template <Device D>
 class AnyCommunicator {
@@ -126,7 +126,7 @@ class AnyCommunicator {
   void deallocate(void* memory, std::size_t bytes) noexcept {
     if (held_ != nullptr) held_->deallocate(memory, bytes);
   }
-  /// Registers memory of allocate(bytes) for collectives, if registers_memory(); else nothing. @note Collective: yes.
+  /// Registers memory of allocate(bytes) for collectives, if registers_memory(): then collective. Else nothing.
   void register_memory(void* memory, std::size_t bytes) { held().register_memory(memory, bytes); }
 
   /// Gathers `count` elements of every rank, in rank order, into `recv` (size() * count). @note Collective: yes.
@@ -144,7 +144,7 @@ class AnyCommunicator {
   Ticket all_reduce(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
     return held().collective(stream, {Transfer::Kind::all_reduce, dtype_of<T>, send, recv, count}, label);
   }
-  /// The mean of `count` elements over ranks. @throws UsageError unless takes_means(). @note Collective: yes.
+  /// The mean of `count` elements over ranks. @throws UsageError if the held communicator has none. @note Collective: yes.
   Ticket all_reduce_mean(Stream& stream, float const* send, float* recv, std::size_t count, Label label) {
     return held().collective(stream, {Transfer::Kind::all_reduce_mean, DType::f32, send, recv, count}, label);
   }
@@ -181,8 +181,8 @@ class AnyCommunicator {
     if (held_ != nullptr) held_->report_history(engine, history);
   }
 
-  bool registers_memory() const { return held().traits.registers_memory; }  ///< whether register_memory is collective
-  bool takes_means() const { return held().traits.takes_means; }            ///< whether it has all_reduce_mean
+  bool registers_memory() const { return held().traits.registers_memory; }  ///< whether registering memory is collective
+  bool takes_means() const { return held().traits.takes_means; }            ///< whether the held communicator takes means
   /// Whether, when a collective completes, peers have ended those before it: see Communicator.
   bool completes_in_order() const { return held().traits.completes_in_order; }
   /// Whether reduce_scatter and all_reduce take elements of this type.

@@ -71,22 +71,22 @@ struct Ticket {
 ///
 /// All ranks enqueue the same collectives in the same order, from one host thread per rank, on one stream per
 /// communicator (a second stream is a UsageError). The order is one over all communicators of one world that two ranks
-/// both belong to: models may report ranks that differ in it, even where no wait would come of it. Enqueueing never waits
-/// for device work. Reductions are sums, in the fixed pairwise tree of docs/numerics.md where the model can promise it.
-/// In place: all_gather with `send == recv + rank * count`; reduce_scatter with `recv == send + rank * count`;
-/// all_reduce with `send == recv`. Otherwise `send` and `recv` are apart. An all_reduce is in place on all ranks or on
-/// none: a model may refuse others.
-/// The concept asks for collectives of fp32, and for an all_reduce of fp64 in place; engines need them in the types of their precision, and for
-/// EngineOptions::reduce_dtype reductions in bf16 or fp16.
+/// both belong to: models may report ranks that differ in it, even where no wait would come of it. Enqueueing never
+/// waits for device work. Reductions are sums, in the fixed pairwise tree of docs/numerics.md where the model can
+/// promise it. In place: all_gather with `send == recv + rank * count`; reduce_scatter with `recv == send + rank *
+/// count`; all_reduce with `send == recv`. Otherwise `send` and `recv` are apart. An all_reduce is in place on all
+/// ranks or on none: a model may refuse others.
+/// The concept asks for collectives of fp32, and for an all_reduce of fp64 in place; engines need them in the types of
+/// their precision, and for EngineOptions::reduce_dtype reductions in bf16 or fp16.
 /// A rank's input may still be read by peers after its own collective has completed: before it is overwritten, the
-/// stream that overwrites it calls `wait_for_peers` with the collective's ticket. It need not for the input of an earlier
-/// collective: when an all_gather, reduce_scatter or all_reduce completes on a rank, all peers have ended the collectives
-/// before it (a broadcast says nothing of the kind). A model that does not promise this has a member
+/// stream that overwrites it calls `wait_for_peers` with the collective's ticket. It need not for the input of an
+/// earlier collective: when an all_gather, reduce_scatter or all_reduce completes on a rank, all peers have ended the
+/// collectives before it (a broadcast says nothing of the kind). A model that does not promise this has a member
 /// `static constexpr bool completes_in_order = false`, or a function of this name that says so at run time.
 ///
 /// split, allocate and exchange are the control plane: they block, and say what they are for (the new communicator's
-/// name, what the texts are), so that ranks which call different ones all get an OrderError that names both. A model may
-/// have `ask_first_rank(text, what, answer)` too, in which rank 0 answers for all: see comm::ask_first_rank.
+/// name, what the texts are), so that ranks which call different ones all get an OrderError that names both. A model
+/// may have `ask_first_rank(text, what, answer)` too, in which rank 0 answers for all: see comm::ask_first_rank.
 template <class C>
 concept Communicator =
     std::movable<C> && Device<typename C::Device> &&
@@ -119,8 +119,8 @@ concept Sums = requires(C& comm, typename C::Device::Stream& stream, T const* se
 
 }  // namespace detail
 
-/// Whether a communicator's reduce_scatter and all_reduce take elements of type T. One that has both for all types may say
-/// by a member `sums(DType)` which of them it takes.
+/// Whether a communicator's reduce_scatter and all_reduce take elements of type T. One that has both for all types may
+/// say by a member `sums(DType)` which of them it takes.
 template <class T, class C>
 constexpr bool takes_sums(C const& comm) {
   if constexpr (!detail::Sums<C, T>)
@@ -149,8 +149,8 @@ concept RegistersMemory = Communicator<C> && requires(C& comm, void* memory, std
   { comm.register_memory(memory, bytes) };                  // what allocate(bytes) gave, here or on what this was split from; collective
 };
 
-/// Whether the ranks of a communicator meet to register memory. AnyCommunicator takes the call for all, and says whether
-/// the communicator that it holds does.
+/// Whether the ranks of a communicator meet to register memory. AnyCommunicator takes the call for all, and says
+/// whether the communicator that it holds does.
 template <class C>
 constexpr bool registers_memory(C const& comm) {
   if constexpr (requires { comm.registers_memory(); })
@@ -160,8 +160,8 @@ constexpr bool registers_memory(C const& comm) {
 }
 
 /// A communicator that takes the mean over ranks itself, in the passes over memory that the sum takes: what all_reduce
-/// gives, times 1.0f / size(), rounded once more. Of others, engines multiply the sum in a pass of its own; the bits are
-/// the same.
+/// gives, times 1.0f / size(), rounded once more. Of others, engines multiply the sum in a pass of its own; the bits
+/// are the same.
 template <class C>
 concept TakesMeans = Communicator<C> && requires(C& comm, typename C::Device::Stream& stream, float const* send, float* recv,
                                                  std::size_t count, Label label) {
@@ -177,8 +177,8 @@ constexpr bool takes_means(C const& comm) {
     return TakesMeans<C>;
 }
 
-/// A communicator that takes what an engine did last, when the engine ends, and compares it over its ranks at the end of the
-/// run. Not collective, and does not throw.
+/// A communicator that takes what an engine did last, when the engine ends, and compares it over its ranks at the end
+/// of the run. Not collective, and does not throw.
 template <class C>
 concept ReportsHistory = requires(C& comm, int engine, std::string_view history) {
   { comm.report_history(engine, history) } noexcept;        // engine: its number in its mesh, equal on all ranks
@@ -221,10 +221,11 @@ concept DescribesCopies = requires(M const& module, typename M::template Params<
 /// A user's type that computes. It names its tensors once, in `describe`; what its `forward` and `backward` take and
 /// return is its own affair (ShardedModule passes them through).
 ///
-/// [Note: Who begins a gradient's sum] By itself, `backward` gets Params<Reduce> and adds to them: the engine has zeroed them
-/// before the first addition. A module with `static constexpr bool sets_gradients = true` gets Params<Gradient<Reduce>>, and
-/// promises to store every element of a gradient that is `fresh`, a product with beta = 0, and to add to the others. If all
-/// modules of all units that take buffers in turn promise it, nothing is zeroed but padding.
+/// [Note: Who begins a gradient's sum] By itself, `backward` gets Params<Reduce> and adds to them: the engine has
+/// zeroed them before the first addition. A module with `static constexpr bool sets_gradients = true` gets
+/// Params<Gradient<Reduce>>, and promises to store every element of a gradient that is `fresh`, a product with beta =
+/// 0, and to add to the others. If all modules of all units that take buffers in turn promise it, nothing is zeroed but
+/// padding.
 template <class M>
 concept Module = requires(M const& module, typename M::template Params<float>& gradients,
                           typename M::template Params<float const>& weights, detail::ProbeVisitor visit) {
@@ -240,9 +241,9 @@ concept SetsGradients = Module<M> && requires(M const& module) {
 };
 
 /// A module that may be told that a gradient is not wanted: with `static constexpr bool skips_gradients = true`,
-/// `backward` gets a tensor without data (`g.weight.wanted()` is false) for the gradient of a frozen tensor, and in a pass
-/// of Engine::frozen_parameters for all, and must not write it. Other modules write these gradients into a buffer that
-/// nothing reads.
+/// `backward` gets a tensor without data (`g.weight.wanted()` is false) for the gradient of a frozen tensor, and in a
+/// pass of Engine::frozen_parameters for all, and must not write it. Other modules write these gradients into a buffer
+/// that nothing reads.
 template <class M>
 concept SkipsGradients = Module<M> && requires(M const& module) {
   { module.skips_gradients } -> std::convertible_to<bool>;

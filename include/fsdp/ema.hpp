@@ -32,8 +32,8 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE {
 /// fsdp::save(engine, state, "out");
 /// ```
 ///
-/// The average begins with the weights. Memory: one fp32 value for each element of this rank's shards that train. The engine
-/// must outlive it. Moving it moves no memory.
+/// The average begins with the weights. Memory: one fp32 value for each element of this rank's shards that train. The
+/// engine must outlive it. Moving it moves no memory.
 template <class E>
 class Ema {
   /// State of an Ema. It stays in place when the Ema is moved, and as long as a swap lasts.

@@ -456,7 +456,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   Placement const& placement() const { return core_.where; }
   ShardingStrategy const& strategy() const { return core_.declared.strategy(); }  ///< of units without one of their own
   EngineOptions const& options() const { return core_.declared.options(); }       ///< as given to the constructor
-  MemoryAccount& account() { return core_.account; }                              ///< bytes of engine and optimizers
+  MemoryAccount& account() { return core_.account; }                              ///< bytes of the engine, and of all that enters memory here
   bool sealed() const { return core_.sealed; }                                    ///< whether it is sealed: see seal()
 
   /// Makes an empty unit that several modules will share; it is held from its first use to its last.

@@ -19,8 +19,9 @@ namespace fsdp::inline FSDP_VERSION_NAMESPACE::libtorch {
 /// fsdp::Engine engine{mesh, fsdp::FullShard{}, {}, compute};
 /// fsdp::libtorch::Sharder sharder{engine};
 /// ```
-/// The stream stays torch's. The program keeps it current while it calls sharded modules, backward() and optimizers; autograd
-/// makes it current on its own threads, because forward ran on it. A use that finds another one current throws.
+/// The stream stays torch's. The program keeps it current while it calls sharded modules, backward() and optimizers;
+/// autograd makes it current on its own threads, because forward ran on it. A use that finds another one current
+/// throws.
 inline cuda::Stream current_stream() { return cuda::Stream::adopt(c10::cuda::getCurrentCUDAStream().stream()); }
 
 namespace detail {

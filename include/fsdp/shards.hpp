@@ -59,10 +59,10 @@ class Shards {
   /// calling thread. f enqueues on `stream`, behind the reduction and before norms and optimizers read the shard.
   /// Several functions of one unit are called in the order of registration.
   ///
-  /// The function is called once per reduction, not once per step. A pass under no_sync(), or under no_replica_sync() where it does
-  /// not complete the reduction, calls nothing. Of several passes that reduce, each calls it, with the sum so far. In a
-  /// world of one, every pass that is not under no_sync() reduces. Evaluations and passes under frozen_parameters()
-  /// call nothing.
+  /// The function is called once per reduction, not once per step. A pass under no_sync(), or under no_replica_sync()
+  /// where it does not complete the reduction, calls nothing. Of several passes that reduce, each calls it, with the
+  /// sum so far. In a world of one, every pass that is not under no_sync() reduces. Evaluations and passes under
+  /// frozen_parameters() call nothing.
   ///
   /// Ranks that keep the same shard (NoShard, replicas of HybridShard) each call f: it must change them alike.
   /// @param unit  it trains

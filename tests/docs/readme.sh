@@ -39,6 +39,10 @@ while read -r where; do
   path=$(sed -E 's/.*`([^`]+)`$/\1/' <<<"$where")
   [[ -e $path || $path == */NAME ]] || { echo "$where, which does not exist"; failed=1; }
 done < <(grep -noE '`(benchmarks|cmake|docs|examples|include|tests)/[A-Za-z0-9_./-]+`' README.md CONTRIBUTING.md docs/*.md docs/adr/*.md docs/history/*.md examples/*/README.md)
+for program in examples/usage/*.cpp; do
+  name=$(basename "$program" .cpp)
+  for page in docs/README.md docs/site/pages.dox; do grep -q "\b$name\.cpp" "$page" || { echo "$page does not have $program"; failed=1; }; done
+done
 fields=0
 for struct in $(grep -rhoE '^struct [A-Za-z]+Options' include/fsdp/*.hpp | sed 's/struct //' | sort -u); do
   while read -r field; do

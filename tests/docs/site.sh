@@ -10,8 +10,11 @@ command -v doxygen >/dev/null || { echo "skipped: there is no doxygen"; exit 77;
 folder=${1:-$(mktemp -d)}
 (($# > 0)) || trap 'rm -rf "$folder"' EXIT
 mkdir -p "$folder/docs"
+folder=$(cd "$folder" && pwd)
 cd "$folder"
-sed "s#@PROJECT_SOURCE_DIR@#$source#g; s#@PROJECT_BINARY_DIR@#$folder#g; s#@PROJECT_VERSION@#test#" "$source/docs/site/Doxyfile.in" >Doxyfile
+doxyfile=$(<"$source/docs/site/Doxyfile.in")
+doxyfile=${doxyfile//@PROJECT_SOURCE_DIR@/"$source"} doxyfile=${doxyfile//@PROJECT_BINARY_DIR@/"$folder"}
+echo "${doxyfile//@PROJECT_VERSION@/test}" >Doxyfile
 doxygen Doxyfile
 failed=0
 if [[ -s docs/warnings.log ]]; then

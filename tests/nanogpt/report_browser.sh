@@ -13,6 +13,7 @@ set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
 
 nanogpt=$1/examples/nanogpt/nanogpt
+support=$(cd "$(dirname "${BASH_SOURCE[0]}")/../support" && pwd)
 browser=
 for name in chromium chromium-browser google-chrome; do
   if [[ -z $browser ]] && command -v "$name" >/dev/null; then browser=$name; fi
@@ -92,6 +93,6 @@ browser.close()
 print(f"{len(files)} files in 4 ways, {failures} failures")
 sys.exit(failures > 0)
 PYTHON
-patiently 240 env PYTHONPATH="$source_folder/tests/support" python3 drive.py "$browser" $long/report.html both.html picture.svg >output 2>&1 || fail "in the browser"
+patiently 240 env PYTHONPATH="$support" python3 drive.py "$browser" $long/report.html both.html picture.svg >output 2>&1 || fail "in the browser"
 tail -n 1 output
 ((failures == 0))

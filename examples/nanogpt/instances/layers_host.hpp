@@ -7,12 +7,12 @@
 #include "transformer/math/gemm_host.hpp"
 
 /// [Note: Layers are compiled once]
-/// Layers do not depend on the strategy, but their kernels take most of a minute to compile. Therefore layers are classes
-/// whose parameters are the device and the element type alone, and layers_host.cpp and layers_cuda.cu instantiate them.
-/// Trainers include layers_host.hpp or layers_cuda.hpp, whose `extern template` lines say that another source has the
-/// instances; only `describe`, a template of its own, is compiled with the trainers. A new layer needs its line in each
-/// of these files: without it, trainers compile the layer too, and nothing else changes. Tests that instantiate layers of
-/// their own include model.hpp alone.
+/// Layers do not depend on the strategy, but their kernels take most of a minute to compile. Therefore layers are
+/// classes whose parameters are the device and the element type alone, and layers_host.cpp and layers_cuda.cu
+/// instantiate them. Trainers include layers_host.hpp or layers_cuda.hpp, whose `extern template` lines say that
+/// another source has the instances; only `describe`, a template of its own, is compiled with the trainers. A new layer
+/// needs its line in each of these files: without it, trainers compile the layer too, and nothing else changes. Tests
+/// that instantiate layers of their own include model.hpp alone.
 
 namespace transformer {
 

@@ -56,7 +56,7 @@ struct BatchSource {
   /// @param inputs,targets  (B, T), row-major; targets of -1 have no loss
   /// @throws fsdp::Error if a sequence has a token outside the vocabulary
   void read_training_batch(std::int64_t iteration, std::int64_t micro_step, std::span<std::int32_t> inputs,
-                std::span<std::int32_t> targets) const {
+                           std::span<std::int32_t> targets) const {
     read_training(iteration * global_batch() + first_of(micro_step), inputs, targets);
     if (!has_sequences(micro_step)) std::fill(targets.begin(), targets.end(), -1);
   }
@@ -76,7 +76,7 @@ struct BatchSource {
   /// @param inputs,targets  (B, T), row-major
   /// @pre there is a data set
   void read_evaluation_batch(Split split, std::int64_t batch, std::span<std::int32_t> inputs,
-                  std::span<std::int32_t> targets) const {
+                             std::span<std::int32_t> targets) const {
     auto const first = (batch * ranks + rank) * batch_size;
     if (auto const* rows = dataset->rows(split)) {
       auto const sizes = order_sizes(*rows);

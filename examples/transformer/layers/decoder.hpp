@@ -91,8 +91,8 @@ class Decoder {
   auto& block(std::int64_t layer) { return blocks_[static_cast<std::size_t>(layer)]; }
   auto& head() { return head_; }
   typename M::template Activations<Device, T> const& activations() const { return activations_; }
-  /// Before the backward of a segment's last layer: computes the segment's activations again, but the last output, which
-  /// nothing needs any more. Does nothing before other layers.
+  /// Before the backward of a segment's last layer: computes the segment's activations again, but the last output,
+  /// which nothing needs any more. Does nothing before other layers.
   void recompute_segment(Pass const& pass, std::int64_t layer) {
     if (plan_.segment == 1 || !plan_.recomputes(layer) || layer != plan_.last_of_segment(layer)) return;
     for (auto below = plan_.first_of_segment(layer); below <= layer; ++below)

@@ -78,8 +78,8 @@ void joined_weight_gradients(LinearPass<D, T> const& pass, JoinedLinear<fsdp::Gr
   }
 }
 
-/// The whole backward: adds to g the gradients of the weights and adapters; dx (rows, in) = dy (rows, all outputs) times
-/// all W, plus the adapters' parts.
+/// The whole backward: adds to g the gradients of the weights and adapters; dx (rows, in) = dy (rows, all outputs)
+/// times all W, plus the adapters' parts.
 /// @pre dx is neither x nor dy
 template <class D, class T, std::size_t N>
 void joined_linear_backward(LinearPass<D, T> const& pass, JoinedLinear<T const, N> const& w,

@@ -11,7 +11,8 @@
 
 namespace transformer {
 
-/// The tensors of a linear layer, or their gradients. y (rows, out) = x (rows, in) W^T + bias, to which an adapter adds.
+/// The tensors of a linear layer, or their gradients. y (rows, out) = x (rows, in) W^T + bias, to which an adapter
+/// adds.
 template <class E>
 struct Linear {
   fsdp::Tensor<E, 2> weight;  // (out, in)
@@ -72,14 +73,14 @@ struct LinearPass {
     linear_weight_gradient(gemm, stream, rows, in, out, x, dy, out, g.weight.data, g.weight.fresh);
     adapters.weight_gradients(stream, rows, w.adapter, g.adapter, x, dy, out);
   }
-  /// The whole backward. @param dx  may be x
+  /// The whole backward. @param dx  may be x, but not dy
   void linear_backward(Weights const& w, Gradients const& g, T const* x, T const* dy, T* dx) const {
     adapters.low_gradient(stream, rows, w.adapter, dy, w.weight.extents[0]);
     linear_parameter_gradients(w, g, x, dy);
     input_gradient(w, dy, dx);
   }
 
-  /// dx (rows, in) = dy (rows, out) W, plus the adapter's part, whose low_gradient() has been called.
+  /// dx (rows, in) = dy (rows, out) W, plus the adapter's part. @pre adapters.low_gradient() of this layer and dy
   void input_gradient(Weights const& w, T const* dy, T* dx) const {
     auto const out = w.weight.extents[0], in = w.weight.extents[1];
     transformer::linear_input_gradient(gemm, stream, rows, in, out, dy, out, w.weight.data, dx);

@@ -227,5 +227,5 @@ show_results() {
   [[ $folder == /* ]] || folder=$work/$folder
   say "to try next:"
   printf '   %q sample --out_dir=%q --num_samples=1 --start=%q\n' "$trainer" "$folder" "$begin"
-  printf '   %q --data=%q   # or a text of your own\n' "$script" "$repository/CHANGELOG.md"
+  printf '   %q --data=%q   # or a text of your own\n' "$script" "$repository/docs/performance.md"
 }

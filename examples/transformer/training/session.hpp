@@ -45,7 +45,8 @@
 namespace transformer {
 
 /// Checkpoints, logs, samples and signals of a run. train() calls it on every rank, at fixed places of an iteration.
-/// Errors that end the run are thrown on every rank.
+/// Errors that end the run are thrown on every rank; if one rank alone sees an error (a training loss that is not
+/// finite), the others get a PeerError.
 /// @tparam T  Trainer
 template <class T>
 class Session {
@@ -137,8 +138,8 @@ class Session {
     trace_.before_step(run_.iteration);
     step_began_ = Clock::now();
   }
-  /// Whether the step is to read its loss. Where the device runs ahead of the host, losses are read when they are logged,
-  /// and before evaluations and the end: what is logged, timed and saved there has all steps behind it.
+  /// Whether the step is to read its loss. Where the device runs ahead of the host, losses are read when they are
+  /// logged, and before evaluations and the end: what is logged, timed and saved there has all steps behind it.
   bool wants_loss() const {
     auto const iteration = run_.iteration;
     return iteration % settings_.log_interval == 0 || (iteration + 1) % settings_.eval_interval == 0 ||
